@@ -55,9 +55,16 @@ pub fn json(value: &Value, dice: &mut Dice) -> Value {
             Value::Array(out)
         }
         Value::Object(fields) => {
-            let kept = fields.iter().filter(|_| dice.below(150) != 0).map(|(name, value)| (name.clone(), value.clone()));
+            let kept = fields
+                .iter()
+                .filter(|_| dice.below(150) != 0)
+                .map(|(name, value)| (name.clone(), value.clone()));
             let kept: Vec<_> = kept.collect();
-            Value::Object(kept.into_iter().map(|(name, value)| (name, json(&value, dice))).collect())
+            Value::Object(
+                kept.into_iter()
+                    .map(|(name, value)| (name, json(&value, dice)))
+                    .collect(),
+            )
         }
         Value::String(text) => Value::String(digits(text, dice)),
         other => other.clone(),
@@ -66,8 +73,17 @@ pub fn json(value: &Value, dice: &mut Dice) -> Value {
 
 /// Returns text with some of its numbers replaced by extreme ones.
 fn digits(text: &str, dice: &mut Dice) -> String {
-    const ODD: &[&str] =
-        &["0", "1", "-1", "-9223372036854775808", "9223372036854775807", "18446744073709551615", "99999999999999999999", "", "1.5"];
+    const ODD: &[&str] = &[
+        "0",
+        "1",
+        "-1",
+        "-9223372036854775808",
+        "9223372036854775807",
+        "18446744073709551615",
+        "99999999999999999999",
+        "",
+        "1.5",
+    ];
     let mut out = String::new();
     let is_digit = |c: &char| c.is_ascii_digit();
     let all: Vec<char> = text.chars().collect();
@@ -83,8 +99,29 @@ fn digits(text: &str, dice: &mut Dice) -> String {
 
 /// Returns text with some of its characters replaced, lost or doubled, or cut off.
 pub fn text(text: &str, dice: &mut Dice) -> String {
-    const ODD: &[char] =
-        &['\0', '"', '\'', '=', '[', ']', '{', '}', '#', '%', '@', ':', '/', '?', '&', '\n', '\u{202e}', '\u{1F469}', '9', '-', '.'];
+    const ODD: &[char] = &[
+        '\0',
+        '"',
+        '\'',
+        '=',
+        '[',
+        ']',
+        '{',
+        '}',
+        '#',
+        '%',
+        '@',
+        ':',
+        '/',
+        '?',
+        '&',
+        '\n',
+        '\u{202e}',
+        '\u{1F469}',
+        '9',
+        '-',
+        '.',
+    ];
     let mut out = String::new();
     for c in text.chars() {
         match dice.below(60) {
@@ -118,14 +155,18 @@ pub const TRIES: u64 = 2000;
 
 /// Returns the first seed of a case: `DLOCK_TEST_SEED`, or a random one.
 pub fn first_seed() -> u64 {
-    std::env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(crate::lock::random)
+    std::env::var("DLOCK_TEST_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or_else(crate::lock::random)
 }
 
 /// Tries damaged inputs; a panic prints the seed.
 pub fn each(mut case: impl FnMut(&mut Dice)) {
     let first = first_seed();
     for seed in (0..TRIES).map(|nth| first.wrapping_add(nth)) {
-        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case(&mut Dice(seed))));
+        let caught =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case(&mut Dice(seed))));
         assert!(caught.is_ok(), "DLOCK_TEST_SEED={seed}");
     }
 }

@@ -1,7 +1,7 @@
 //! The exit statuses of `dlock`: the only file with exit numbers.
 //!
-//! They follow `sysexits.h` if it has a code for the case, and `timeout(1)` and the shells otherwise.
-//! A command can return any of them too; `--status-file` tells the two apart.
+//! They follow `sysexits.h` if it has a code for the case, and `timeout(1)` and the shells
+//! otherwise. A command can return any of them too; `--status-file` tells the two apart.
 
 use crate::lock::{Error, Kind};
 

@@ -21,7 +21,8 @@ use self::net::transport;
 pub use self::net::{secret::Secret, tls::Tls};
 use crate::lock::{Capabilities, Check, Library};
 
-/// How long a successor lets a vanished holder notice that its session is over, and kill its command.
+/// How long a successor lets a vanished holder notice that its session is over, and kill its
+/// command.
 const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
 /// The capabilities of each store's backend.
@@ -43,8 +44,14 @@ pub const CAPABILITIES: &[(&str, &Capabilities)] = &[
 /// The checks of `doctor`, by store. The backends' own lists use the same tables.
 pub const CHECKS: &[(&str, &[&[Check]])] = &[
     ("SQLite", &[sqlite::examine::CHECKS]),
-    ("Every Redis server, those of Redlock and Tair too", &[redis::examine::SERVER, &[transport::CHECK]]),
-    ("Redis, behind sentinels and in a cluster too", &[redis::examine::WAKING]),
+    (
+        "Every Redis server, those of Redlock and Tair too",
+        &[redis::examine::SERVER, &[transport::CHECK]],
+    ),
+    (
+        "Redis, behind sentinels and in a cluster too",
+        &[redis::examine::WAKING],
+    ),
     ("Redis behind sentinels", &[redis::examine::SENTINEL]),
     ("Redis Cluster", &[redis::examine::CLUSTER]),
     ("Redlock", &[redlock::examine::CHECKS]),
@@ -75,7 +82,10 @@ pub const LIBRARIES: &[(&str, &[Library])] = &[
     ("Redlock and Tair", &redis::sharing::OF_STRINGS),
     ("PostgreSQL, MySQL and MariaDB", &sql::SHEDLOCK),
     ("PostgreSQL, mode=advisory", &postgres::sharing::ADVISORY),
-    ("MySQL and MariaDB, mode=advisory", &mysql::sharing::ADVISORY),
+    (
+        "MySQL and MariaDB, mode=advisory",
+        &mysql::sharing::ADVISORY,
+    ),
     ("ZooKeeper", &zookeeper::sharing::LIBRARIES),
     ("etcd", &etcd::sharing::LIBRARIES),
 ];

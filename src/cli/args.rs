@@ -1,12 +1,13 @@
-//! The command line as clap parses it. Values that may also come from other sources stay text until the layers are known.
+//! The command line as clap parses it. Values that may also come from other sources stay text until
+//! the layers are known.
 
 use std::ffi::OsString;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::PossibleValuesParser};
 
 use crate::commands::{
-    acquire, breaking, completions, doctor, explain, forget, gc, history, hold, init, inspect, list, man, names, release, renew, run,
-    verify,
+    acquire, breaking, completions, doctor, explain, forget, gc, history, hold, init, inspect,
+    list, man, names, release, renew, run, verify,
 };
 
 /// Take a lock on the store you already run, and run a command under it.
@@ -33,7 +34,8 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The command line of `dlock run` alone. It builds in a third of the time of [`Cli`], and crontabs start mostly `run`.
+/// The command line of `dlock run` alone. It builds in a third of the time of [`Cli`], and crontabs
+/// start mostly `run`.
 ///
 /// [`Cli`] parses everything that this parser refuses, such as `--help`.
 #[derive(Debug, Parser)]
@@ -54,16 +56,28 @@ impl Cli {
         if arguments.get(1).is_some_and(|word| word == "run")
             && let Ok(RunOnly { globals, args }) = RunOnly::try_parse_from(&arguments[1..])
         {
-            return Ok(Self { globals, version: None, command: Command::Run(Box::new(args)) });
+            return Ok(Self {
+                globals,
+                version: None,
+                command: Command::Run(Box::new(args)),
+            });
         }
         let cli = Self::try_parse_from(arguments)?;
-        // `explain` has the arguments of `run`, where a positional word begins the command: here it is the key.
+        // `explain` has the arguments of `run`, where a positional word begins the command: here it
+        // is the key.
         if let Command::Explain(args) = &cli.command
             && args.run.key.is_empty()
-            && let (before, rest @ [_, ..]) = arguments.split_at(arguments.len() - args.run.command.len())
+            && let (before, rest @ [_, ..]) =
+                arguments.split_at(arguments.len() - args.run.command.len())
             && before.last().is_some_and(|word| word != "--")
         {
-            return Self::try_parse_from(before.iter().cloned().chain(["-k".into()]).chain(rest.iter().cloned()));
+            return Self::try_parse_from(
+                before
+                    .iter()
+                    .cloned()
+                    .chain(["-k".into()])
+                    .chain(rest.iter().cloned()),
+            );
         }
         Ok(cli)
     }
@@ -134,7 +148,13 @@ pub struct Globals {
     #[arg(long, global = true, value_name = "FILE", hide_short_help = true)]
     pub password_file: Option<String>,
     /// How long the store may take to answer [5s]
-    #[arg(long, global = true, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "D",
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     pub backend_timeout: Option<String>,
     /// This machine's name in leases
     #[arg(long, global = true, value_name = "NAME", hide_short_help = true)]
@@ -185,9 +205,21 @@ mod tests {
             "run -V",
             "run -k job --output human --json -- x",
         ] {
-            let arguments: Vec<OsString> = ["dlock"].into_iter().chain(line.split(' ')).map(OsString::from).collect();
-            let outcome = |parsed: Result<Cli, clap::Error>| parsed.map(|cli| format!("{cli:?}")).map_err(|error| error.to_string());
-            assert_eq!(outcome(Cli::of(&arguments)), outcome(Cli::try_parse_from(&arguments)), "{line}");
+            let arguments: Vec<OsString> = ["dlock"]
+                .into_iter()
+                .chain(line.split(' '))
+                .map(OsString::from)
+                .collect();
+            let outcome = |parsed: Result<Cli, clap::Error>| {
+                parsed
+                    .map(|cli| format!("{cli:?}"))
+                    .map_err(|error| error.to_string())
+            };
+            assert_eq!(
+                outcome(Cli::of(&arguments)),
+                outcome(Cli::try_parse_from(&arguments)),
+                "{line}"
+            );
         }
     }
 }

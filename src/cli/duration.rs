@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Parses durations such as `1h 30m`. As with flock(1), a bare number is in seconds (`5`, `.5`, `1.5`). One number with a unit may have a
-/// fraction, too (`1.5m`).
+/// Parses durations such as `1h 30m`. As with flock(1), a bare number is in seconds (`5`, `.5`,
+/// `1.5`). One number with a unit may have a fraction, too (`1.5m`).
 ///
 /// # Errors
 /// Why the text is invalid, without repeating it.
@@ -11,19 +11,32 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     if text.is_empty() {
         return Err("it is empty".into());
     }
-    let units = text.split(|c: char| !c.is_ascii_alphabetic()).filter(|unit| !unit.is_empty());
+    let units = text
+        .split(|c: char| !c.is_ascii_alphabetic())
+        .filter(|unit| !unit.is_empty());
     for unit in units {
         match unit {
-            "M" | "month" | "months" => return Err("months have no fixed length; minutes are m, as in 5m".into()),
-            "y" | "yr" | "yrs" | "year" | "years" | "Y" => return Err("years have no fixed length; days are d, as in 365d".into()),
+            "M" | "month" | "months" => {
+                return Err("months have no fixed length; minutes are m, as in 5m".into());
+            }
+            "y" | "yr" | "yrs" | "year" | "years" | "Y" => {
+                return Err("years have no fixed length; days are d, as in 365d".into());
+            }
             _ => {}
         }
     }
-    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));
+    let (number, unit) = text.split_at(
+        text.find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(text.len()),
+    );
     let one_unit = unit.trim_start().bytes().all(|b| b.is_ascii_alphabetic());
     if unit.is_empty() || one_unit && number.contains('.') {
         let count: f64 = number.parse().map_err(|_| INVALID.to_owned())?;
-        let one = if unit.is_empty() { Duration::from_secs(1) } else { whole(&format!("1{unit}"))? };
+        let one = if unit.is_empty() {
+            Duration::from_secs(1)
+        } else {
+            whole(&format!("1{unit}"))?
+        };
         return Duration::try_from_secs_f64(count * one.as_secs_f64()).map_err(|_| TOO_LONG.into());
     }
     whole(text)
@@ -49,7 +62,14 @@ mod tests {
 
     #[test]
     fn bare_numbers_are_seconds() {
-        for (text, ms) in [("5", 5000), (".5", 500), ("1.5", 1500), ("0", 0), ("90", 90_000), ("5.", 5000)] {
+        for (text, ms) in [
+            ("5", 5000),
+            (".5", 500),
+            ("1.5", 1500),
+            ("0", 0),
+            ("90", 90_000),
+            ("5.", 5000),
+        ] {
             assert_eq!(parse(text), Ok(Duration::from_millis(ms)), "{text}");
         }
     }
@@ -63,7 +83,13 @@ mod tests {
 
     #[test]
     fn one_number_with_a_unit_may_have_a_fraction() {
-        for (text, ms) in [(".5s", 500), ("1.5m", 90_000), ("0.25h", 900_000), ("1.5 d", 129_600_000), ("2.ms", 2)] {
+        for (text, ms) in [
+            (".5s", 500),
+            ("1.5m", 90_000),
+            ("0.25h", 900_000),
+            ("1.5 d", 129_600_000),
+            ("2.ms", 2),
+        ] {
             assert_eq!(parse(text), Ok(Duration::from_millis(ms)), "{text}");
         }
         for text in [".s", "1.5.5s", "1.5m30", "1.5 parsecs"] {
@@ -82,7 +108,23 @@ mod tests {
     #[test]
     fn invalid_durations_are_refused() {
         let long = "9".repeat(400);
-        for text in ["", " ", ".", "1.2.3", "-1", "-1s", "NaN", "nan", "inf", "1e30", "5 parsecs", "s", "+5", "0x10", &long] {
+        for text in [
+            "",
+            " ",
+            ".",
+            "1.2.3",
+            "-1",
+            "-1s",
+            "NaN",
+            "nan",
+            "inf",
+            "1e30",
+            "5 parsecs",
+            "s",
+            "+5",
+            "0x10",
+            &long,
+        ] {
             assert!(parse(text).is_err(), "{text:?}");
         }
     }

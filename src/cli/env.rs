@@ -16,7 +16,9 @@ impl Env {
 
     /// Returns a variable's value, which may be any bytes.
     pub fn get_os(&self, name: &str) -> Option<&OsString> {
-        self.0.get(std::ffi::OsStr::new(name)).filter(|value| !value.is_empty())
+        self.0
+            .get(std::ffi::OsStr::new(name))
+            .filter(|value| !value.is_empty())
     }
 
     /// Returns a variable's value.
@@ -24,19 +26,35 @@ impl Env {
     /// # Errors
     /// [`Kind::Usage`] if it is not UTF-8.
     pub fn get(&self, name: &str) -> Result<Option<&str>> {
-        self.get_os(name).map(|value| value.to_str().ok_or_else(|| Error::new(Kind::Usage, format!("{name}: it is not UTF-8")))).transpose()
+        self.get_os(name)
+            .map(|value| {
+                value
+                    .to_str()
+                    .ok_or_else(|| Error::new(Kind::Usage, format!("{name}: it is not UTF-8")))
+            })
+            .transpose()
     }
 
     /// Returns the names of all variables that are set and not empty.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().filter(|(_, value)| !value.is_empty()).filter_map(|(name, _)| name.to_str())
+        self.0
+            .iter()
+            .filter(|(_, value)| !value.is_empty())
+            .filter_map(|(name, _)| name.to_str())
     }
 
-    /// Returns a directory of the XDG specification: `variable` if it is absolute, else `below_home` in the home directory.
+    /// Returns a directory of the XDG specification: `variable` if it is absolute, else
+    /// `below_home` in the home directory.
     pub fn xdg(&self, variable: &str, below_home: &str) -> Option<PathBuf> {
-        let named = self.get_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+        let named = self
+            .get_os(variable)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute());
         named.or_else(|| {
-            let home = self.get_os("HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+            let home = self
+                .get_os("HOME")
+                .map(PathBuf::from)
+                .filter(|path| path.is_absolute());
             home.map(|home| home.join(below_home))
         })
     }
@@ -44,7 +62,12 @@ impl Env {
 
 impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Env {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(variables: I) -> Self {
-        Self(variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+        Self(
+            variables
+                .into_iter()
+                .map(|(name, value)| (name.into(), value.into()))
+                .collect(),
+        )
     }
 }
 
@@ -54,9 +77,18 @@ mod tests {
 
     #[test]
     fn empty_is_unset_and_relative_is_ignored() {
-        let env: Env = [("A", ""), ("XDG_STATE_HOME", "relative"), ("HOME", "/home/ana")].into_iter().collect();
+        let env: Env = [
+            ("A", ""),
+            ("XDG_STATE_HOME", "relative"),
+            ("HOME", "/home/ana"),
+        ]
+        .into_iter()
+        .collect();
         assert_eq!(env.get("A").unwrap(), None);
-        assert_eq!(env.xdg("XDG_STATE_HOME", ".local/state"), Some("/home/ana/.local/state".into()));
+        assert_eq!(
+            env.xdg("XDG_STATE_HOME", ".local/state"),
+            Some("/home/ana/.local/state".into())
+        );
         assert_eq!(Env::default().xdg("XDG_STATE_HOME", ".local/state"), None);
     }
 }

@@ -14,12 +14,20 @@ const PRINT_SETTINGS: &[&str] = &["config", "output", "color", "quiet", "verbose
 ///
 /// # Errors
 /// The first invalid setting of the run.
-pub fn resolve(mut args: Args, key: Key, globals: &Globals, layers: &Layers<'_>) -> Result<ExplainSettings> {
+pub fn resolve(
+    mut args: Args,
+    key: Key,
+    globals: &Globals,
+    layers: &Layers<'_>,
+) -> Result<ExplainSettings> {
     let sources = settings(&args, globals, layers)?;
     // The command makes no difference.
     args.command = vec!["true".into()];
     args.shell = None;
-    Ok(ExplainSettings { run: run::settings(args, key, layers)?, sources })
+    Ok(ExplainSettings {
+        run: run::settings(args, key, layers)?,
+        sources,
+    })
 }
 
 /// Returns every setting of a run with these arguments. Secrets have no value.
@@ -28,10 +36,21 @@ pub fn resolve(mut args: Args, key: Key, globals: &Globals, layers: &Layers<'_>)
 /// If a variable is not UTF-8.
 fn settings(args: &Args, globals: &Globals, layers: &Layers<'_>) -> Result<Vec<Source>> {
     let mut found = Vec::new();
-    for spec in spec::SETTINGS.iter().filter(|spec| !PRINT_SETTINGS.contains(&spec.name)) {
+    for spec in spec::SETTINGS
+        .iter()
+        .filter(|spec| !PRINT_SETTINGS.contains(&spec.name))
+    {
         let flag = flag(spec.name, args, globals);
-        let given = layers.get(spec.name, flag.as_deref())?.map(|setting| sources::source(spec.name, setting));
-        let default = || default(spec.name).map(|value| Source { name: spec.name.to_owned(), value: Some(value), from: "default".into() });
+        let given = layers
+            .get(spec.name, flag.as_deref())?
+            .map(|setting| sources::source(spec.name, setting));
+        let default = || {
+            default(spec.name).map(|value| Source {
+                name: spec.name.to_owned(),
+                value: Some(value),
+                from: "default".into(),
+            })
+        };
         found.extend(given.or_else(default));
     }
     Ok(found)
@@ -48,7 +67,10 @@ fn flag(name: &str, args: &Args, globals: &Globals) -> Option<String> {
         "host" => globals.host.clone(),
         "namespace" => globals.namespace.clone(),
         "ttl" => args.ttl.clone(),
-        "wait" => taking.wait.clone().or_else(|| taking.nonblock.then(|| "0".to_owned())),
+        "wait" => taking
+            .wait
+            .clone()
+            .or_else(|| taking.nonblock.then(|| "0".to_owned())),
         "fair" => yes(taking.mode.fair),
         "permits" => taking.mode.permits.clone(),
         "conflict_exit_code" => taking.conflict_exit_code.clone(),

@@ -1,4 +1,5 @@
-//! The configuration file: TOML with a fixed set of keys. Values stay text, with their line numbers.
+//! The configuration file: TOML with a fixed set of keys. Values stay text, with their line
+//! numbers.
 //!
 //! Only the structure of the whole file is checked here. A value is checked when it is used.
 
@@ -60,18 +61,27 @@ impl File {
     /// Reads the file in `named`; without it the user's file, completed by the system's.
     ///
     /// # Errors
-    /// [`Kind::Config`] if a file can't be read or parsed, or if all users can read a password in it.
+    /// [`Kind::Config`] if a file can't be read or parsed, or if all users can read a password in
+    /// it.
     pub fn load(named: Option<&Setting>, env: &Env) -> Result<Self> {
         if let Some(setting) = named {
             let path = Path::new(&setting.text);
             return match open(path) {
                 Ok(file) => Self::read(file, path),
-                Err(error) => {
-                    Err(Error::new(Kind::Config, format!("{}: {}: {}", setting.origin, path.display(), secret_file::plain(&error))))
-                }
+                Err(error) => Err(Error::new(
+                    Kind::Config,
+                    format!(
+                        "{}: {}: {}",
+                        setting.origin,
+                        path.display(),
+                        secret_file::plain(&error)
+                    ),
+                )),
             };
         }
-        let users = env.xdg("XDG_CONFIG_HOME", ".config").map(|folder| folder.join("dlock/config.toml"));
+        let users = env
+            .xdg("XDG_CONFIG_HOME", ".config")
+            .map(|folder| folder.join("dlock/config.toml"));
         Self::load_each(users.into_iter().chain([SYSTEM_WIDE.into()]))
     }
 
@@ -81,8 +91,13 @@ impl File {
         for path in paths {
             match open(&path) {
                 Ok(file) => merged.complete(Self::read(file, &path)?),
-                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
-                // Without this file, dlock could use another store than the other nodes, and each node would run the job.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                    ) => {}
+                // Without this file, dlock could use another store than the other nodes, and each
+                // node would run the job.
                 Err(error) => {
                     let hint = "is HOME this user's? --config or DLOCK_CONFIG names one file to read instead";
                     return Err(wrong(&path, None, secret_file::plain(&error)).hint(hint));
@@ -94,7 +109,8 @@ impl File {
 
     /// Adds the settings of a file with lower precedence that this one does not have.
     ///
-    /// A backend with a `url` in this file takes nothing from the other: a password must not reach another server.
+    /// A backend with a `url` in this file takes nothing from the other: a password must not reach
+    /// another server.
     fn complete(&mut self, lower: Self) {
         self.top.extend(lower.top);
         for (name, table) in lower.backends {
@@ -110,32 +126,62 @@ impl File {
     }
 
     fn read(file: fs::File, path: &Path) -> Result<Self> {
-        let owner = file.metadata().map_err(|error| wrong(path, None, secret_file::plain(&error)))?.uid();
+        let owner = file
+            .metadata()
+            .map_err(|error| wrong(path, None, secret_file::plain(&error)))?
+            .uid();
         if rustix::process::geteuid().is_root() && owner != 0 {
-            // The file's owner could choose the store that root uses, and the files that root writes.
-            return Err(wrong(path, None, format!("user {owner} owns it, so root does not read it"))
-                .hint("set HOME to root's own, name another file with --config, or chown it to root"));
+            // The file's owner could choose the store that root uses, and the files that root
+            // writes.
+            return Err(wrong(
+                path,
+                None,
+                format!("user {owner} owns it, so root does not read it"),
+            )
+            .hint("set HOME to root's own, name another file with --config, or chown it to root"));
         }
-        let open_to_all = secret_file::others_can_read(&file, path).map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
+        let open_to_all = secret_file::others_can_read(&file, path)
+            .map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
         let mut text = String::new();
-        file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
+        file.take(MAX_BYTES + 1)
+            .read_to_string(&mut text)
+            .map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
         if text.len() as u64 > MAX_BYTES {
-            return Err(wrong(path, None, format!("it has more than {MAX_BYTES} bytes")));
+            return Err(wrong(
+                path,
+                None,
+                format!("it has more than {MAX_BYTES} bytes"),
+            ));
         }
         let file = Self::parse(&text, path)?;
         if open_to_all && file.holds_password() {
-            return Err(wrong(path, None, secret_file::OPEN_TO_ALL)
-                .hint(format!("chmod o-rwx {}, or keep the password in a password_file", path.display())));
+            return Err(wrong(path, None, secret_file::OPEN_TO_ALL).hint(format!(
+                "chmod o-rwx {}, or keep the password in a password_file",
+                path.display()
+            )));
         }
         Ok(file)
     }
 
     fn holds_password(&self) -> bool {
         let in_table = |table: &Table| {
-            let in_url = |name| table.get(name).is_some_and(|s: &Setting| super::url::has_password(&s.text));
-            table.get("password").or_else(|| table.get("sentinel_password")).is_some() || in_url("url") || in_url("backend")
+            let in_url = |name| {
+                table
+                    .get(name)
+                    .is_some_and(|s: &Setting| super::url::has_password(&s.text))
+            };
+            table
+                .get("password")
+                .or_else(|| table.get("sentinel_password"))
+                .is_some()
+                || in_url("url")
+                || in_url("backend")
         };
-        [&self.top].into_iter().chain(self.backends.values()).chain(self.keys.values()).any(in_table)
+        [&self.top]
+            .into_iter()
+            .chain(self.backends.values())
+            .chain(self.keys.values())
+            .any(in_table)
     }
 
     /// Parses the text of a file.
@@ -146,9 +192,16 @@ impl File {
         let reader = Reader { text, path };
         let document = DeTable::parse(text).map_err(|error| {
             let line = error.span().map(|span| reader.line(span.start));
-            wrong(path, line, error.message().lines().next().unwrap_or_default())
+            wrong(
+                path,
+                line,
+                error.message().lines().next().unwrap_or_default(),
+            )
         })?;
-        let mut file = Self { paths: vec![path.to_owned()], ..Self::default() };
+        let mut file = Self {
+            paths: vec![path.to_owned()],
+            ..Self::default()
+        };
         let mut plain = Vec::new();
         for (name, value) in document.get_ref() {
             let line = reader.line(name.span().start);
@@ -157,11 +210,23 @@ impl File {
                     for (name, value) in backends {
                         let line = reader.line(name.span().start);
                         let title = format!("backends.{}", name.get_ref());
-                        if name.get_ref() == "local" || name.get_ref().contains(':') || name.get_ref().is_empty() {
-                            return Err(wrong(path, Some(line), format!("{title}: a backend can't have this name")));
+                        if name.get_ref() == "local"
+                            || name.get_ref().contains(':')
+                            || name.get_ref().is_empty()
+                        {
+                            return Err(wrong(
+                                path,
+                                Some(line),
+                                format!("{title}: a backend can't have this name"),
+                            ));
                         }
-                        let known: Vec<&str> = spec::names('b').chain(spec::BACKEND_KEYS.iter().copied()).collect();
-                        file.backends.insert(name.get_ref().to_string(), reader.table(&title, line, value.get_ref(), &known)?);
+                        let known: Vec<&str> = spec::names('b')
+                            .chain(spec::BACKEND_KEYS.iter().copied())
+                            .collect();
+                        file.backends.insert(
+                            name.get_ref().to_string(),
+                            reader.table(&title, line, value.get_ref(), &known)?,
+                        );
                     }
                 }
                 ("keys", DeValue::Table(keys)) => {
@@ -170,18 +235,35 @@ impl File {
                         let line = reader.line(name.span().start);
                         let title = format!("keys.{:?}", short(name.get_ref()));
                         if let Err(error) = Key::new(name.get_ref().as_ref()) {
-                            return Err(wrong(path, Some(line), format!("{title}: {error}")).hint(error.hint.unwrap_or_default()));
+                            return Err(wrong(path, Some(line), format!("{title}: {error}"))
+                                .hint(error.hint.unwrap_or_default()));
                         }
-                        file.keys.insert(name.get_ref().to_string(), reader.table(&title, line, value.get_ref(), &known)?);
+                        file.keys.insert(
+                            name.get_ref().to_string(),
+                            reader.table(&title, line, value.get_ref(), &known)?,
+                        );
                     }
                 }
-                ("backends" | "keys", _) => return Err(wrong(path, Some(line), format!("{}: it is not a table", name.get_ref()))),
+                ("backends" | "keys", _) => {
+                    return Err(wrong(
+                        path,
+                        Some(line),
+                        format!("{}: it is not a table", name.get_ref()),
+                    ));
+                }
                 _ => plain.push((name, value)),
             }
         }
         let known: Vec<&str> = spec::names('t').chain(["backends", "keys"]).collect();
         for (name, value) in plain {
-            reader.add(&mut file.top, "", name.get_ref(), reader.line(name.span().start), value.get_ref(), &known)?;
+            reader.add(
+                &mut file.top,
+                "",
+                name.get_ref(),
+                reader.line(name.span().start),
+                value.get_ref(),
+                &known,
+            )?;
         }
         Ok(file)
     }
@@ -189,7 +271,11 @@ impl File {
 
 fn open(path: &Path) -> io::Result<fs::File> {
     let file = fs::File::open(path)?;
-    if file.metadata()?.is_dir() { Err(io::ErrorKind::IsADirectory.into()) } else { Ok(file) }
+    if file.metadata()?.is_dir() {
+        Err(io::ErrorKind::IsADirectory.into())
+    } else {
+        Ok(file)
+    }
 }
 
 fn wrong(path: &Path, line: Option<usize>, why: impl std::fmt::Display) -> Error {
@@ -204,35 +290,90 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn line(&self, at: usize) -> usize {
-        1 + self.text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count()
+        1 + self
+            .text
+            .as_bytes()
+            .iter()
+            .take(at)
+            .filter(|byte| **byte == b'\n')
+            .count()
     }
 
-    fn table(&self, title: &str, line: usize, value: &DeValue<'_>, known: &[&str]) -> Result<Table> {
+    fn table(
+        &self,
+        title: &str,
+        line: usize,
+        value: &DeValue<'_>,
+        known: &[&str],
+    ) -> Result<Table> {
         let DeValue::Table(entries) = value else {
-            return Err(wrong(self.path, Some(line), format!("{title}: it is not a table")));
+            return Err(wrong(
+                self.path,
+                Some(line),
+                format!("{title}: it is not a table"),
+            ));
         };
         let mut table = Table::default();
         for (name, value) in entries {
-            self.add(&mut table, title, name.get_ref(), self.line(name.span().start), value.get_ref(), known)?;
+            self.add(
+                &mut table,
+                title,
+                name.get_ref(),
+                self.line(name.span().start),
+                value.get_ref(),
+                known,
+            )?;
         }
         Ok(table)
     }
 
-    fn add(&self, table: &mut Table, title: &str, name: &str, line: usize, value: &DeValue<'_>, known: &[&str]) -> Result<()> {
-        let place = if title.is_empty() { String::new() } else { format!("[{title}] ") };
+    fn add(
+        &self,
+        table: &mut Table,
+        title: &str,
+        name: &str,
+        line: usize,
+        value: &DeValue<'_>,
+        known: &[&str],
+    ) -> Result<()> {
+        let place = if title.is_empty() {
+            String::new()
+        } else {
+            format!("[{title}] ")
+        };
         if !known.contains(&name) {
-            let elsewhere = spec::find(name).is_some_and(|spec| title.is_empty() && spec.tables == "k");
-            let hint = if elsewhere { format!("{name} is one job's: it stands in [keys.\"KEY\"]") } else { suggest::or_all(name, known) };
-            return Err(wrong(self.path, Some(line), format!("{place}there is no setting {:?} here", short(name))).hint(hint));
+            let elsewhere =
+                spec::find(name).is_some_and(|spec| title.is_empty() && spec.tables == "k");
+            let hint = if elsewhere {
+                format!("{name} is one job's: it stands in [keys.\"KEY\"]")
+            } else {
+                suggest::or_all(name, known)
+            };
+            return Err(wrong(
+                self.path,
+                Some(line),
+                format!("{place}there is no setting {:?} here", short(name)),
+            )
+            .hint(hint));
         }
         let text = match value {
             DeValue::String(text) => text.to_string(),
             DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
             DeValue::Float(number) => number.as_str().to_owned(),
             DeValue::Boolean(yes) => yes.to_string(),
-            other => return Err(wrong(self.path, Some(line), format!("{place}{name}: it can't be of type {}", other.type_str()))),
+            other => {
+                return Err(wrong(
+                    self.path,
+                    Some(line),
+                    format!("{place}{name}: it can't be of type {}", other.type_str()),
+                ));
+            }
         };
-        let origin = Origin::File { path: self.path.to_owned(), line, name: name.to_owned() };
+        let origin = Origin::File {
+            path: self.path.to_owned(),
+            line,
+            name: name.to_owned(),
+        };
         table.0.insert(name.to_owned(), Setting { text, origin });
         Ok(())
     }
@@ -256,7 +397,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(file.top.get("ttl").unwrap().text, "90");
-        assert_eq!(file.backends["prod"].get("url").unwrap().origin.to_string(), "c.toml:5: url");
+        assert_eq!(
+            file.backends["prod"].get("url").unwrap().origin.to_string(),
+            "c.toml:5: url"
+        );
         assert_eq!(file.keys["sms job"].get("wait").unwrap().text, "0.5");
     }
 
@@ -268,42 +412,95 @@ mod tests {
             fs::write(&path, text).unwrap();
             path
         };
-        let user = write("user", "ttl = 90\n[backends.own]\nurl = 'redis://own'\n[backends.prod]\nttl = 5\n[keys.job]\nwait = 1\n");
+        let user = write(
+            "user",
+            "ttl = 90\n[backends.own]\nurl = 'redis://own'\n[backends.prod]\nttl = 5\n[keys.job]\nwait = 1\n",
+        );
         let system = write(
             "system",
             "backend = 'prod'\nttl = 60\n[backends.prod]\nurl = 'redis://r1'\nttl = 7\n[backends.own]\nurl = 'redis://x'\n\
              password_file = '/p'\n[keys.job]\nwait = 2\nonce_per = '1d'\n",
         );
-        let file = File::load_each([user.clone(), folder.path().join("none"), system.clone()].into_iter()).unwrap();
-        let at = |setting: Option<&Setting>| setting.map(|setting| (setting.text.clone(), setting.origin.to_string()));
-        let from = |path: &Path, line: usize, name: &str, text: &str| Some((text.to_owned(), format!("{}:{line}: {name}", path.display())));
-        assert_eq!(at(file.top.get("backend")), from(&system, 1, "backend", "prod"));
+        let file =
+            File::load_each([user.clone(), folder.path().join("none"), system.clone()].into_iter())
+                .unwrap();
+        let at = |setting: Option<&Setting>| {
+            setting.map(|setting| (setting.text.clone(), setting.origin.to_string()))
+        };
+        let from = |path: &Path, line: usize, name: &str, text: &str| {
+            Some((
+                text.to_owned(),
+                format!("{}:{line}: {name}", path.display()),
+            ))
+        };
+        assert_eq!(
+            at(file.top.get("backend")),
+            from(&system, 1, "backend", "prod")
+        );
         assert_eq!(at(file.top.get("ttl")), from(&user, 1, "ttl", "90"));
-        assert_eq!(at(file.backends["prod"].get("url")), from(&system, 4, "url", "redis://r1"));
-        assert_eq!(at(file.backends["prod"].get("ttl")), from(&user, 5, "ttl", "5"));
-        assert_eq!(at(file.backends["own"].get("url")), from(&user, 3, "url", "redis://own"));
-        assert_eq!(at(file.backends["own"].get("password_file")), None, "a password for another server is not taken");
-        assert_eq!(at(file.keys["job"].get("wait")), from(&user, 7, "wait", "1"));
-        assert_eq!(at(file.keys["job"].get("once_per")), from(&system, 11, "once_per", "1d"));
+        assert_eq!(
+            at(file.backends["prod"].get("url")),
+            from(&system, 4, "url", "redis://r1")
+        );
+        assert_eq!(
+            at(file.backends["prod"].get("ttl")),
+            from(&user, 5, "ttl", "5")
+        );
+        assert_eq!(
+            at(file.backends["own"].get("url")),
+            from(&user, 3, "url", "redis://own")
+        );
+        assert_eq!(
+            at(file.backends["own"].get("password_file")),
+            None,
+            "a password for another server is not taken"
+        );
+        assert_eq!(
+            at(file.keys["job"].get("wait")),
+            from(&user, 7, "wait", "1")
+        );
+        assert_eq!(
+            at(file.keys["job"].get("once_per")),
+            from(&system, 11, "once_per", "1d")
+        );
         assert_eq!(file.paths, [user, system.clone()]);
         fs::write(&system, "tll = 1\n").unwrap();
-        assert!(File::load_each([system].into_iter()).is_err(), "a mistake in any file is reported");
+        assert!(
+            File::load_each([system].into_iter()).is_err(),
+            "a mistake in any file is reported"
+        );
     }
 
     #[test]
     fn unknown_keys_are_refused_with_the_nearest() {
         for (text, message, hint) in [
-            ("tll = 5", r#"c.toml:1: there is no setting "tll" here"#, "did you mean ttl?"),
+            (
+                "tll = 5",
+                r#"c.toml:1: there is no setting "tll" here"#,
+                "did you mean ttl?",
+            ),
             (
                 "\n[backends.x]\nurl = 'redis://a'\npasword = 'x'",
                 r#"c.toml:4: [backends.x] there is no setting "pasword" here"#,
                 "did you mean password?",
             ),
-            ("[keys.a]\ngrece = 1", r#"c.toml:2: [keys."a"] there is no setting "grece" here"#, "did you mean grace?"),
-            ("[kyes.a]\nttl = 1", r#"c.toml:1: there is no setting "kyes" here"#, "did you mean keys?"),
+            (
+                "[keys.a]\ngrece = 1",
+                r#"c.toml:2: [keys."a"] there is no setting "grece" here"#,
+                "did you mean grace?",
+            ),
+            (
+                "[kyes.a]\nttl = 1",
+                r#"c.toml:1: there is no setting "kyes" here"#,
+                "did you mean keys?",
+            ),
         ] {
             let error = parse(text).unwrap_err();
-            assert_eq!((error.kind, error.message.as_str(), error.hint.as_deref()), (Kind::Config, message, Some(hint)), "{text}");
+            assert_eq!(
+                (error.kind, error.message.as_str(), error.hint.as_deref()),
+                (Kind::Config, message, Some(hint)),
+                "{text}"
+            );
         }
     }
 
@@ -319,14 +516,22 @@ mod tests {
             ("ttl = 1\nttl = 2", "c.toml:2: "),
         ] {
             let error = parse(text).unwrap_err();
-            assert!(error.kind == Kind::Config && error.message.starts_with(start), "{text}: {}", error.message);
+            assert!(
+                error.kind == Kind::Config && error.message.starts_with(start),
+                "{text}: {}",
+                error.message
+            );
         }
     }
 
     #[test]
     fn an_enormous_key_is_refused_in_one_short_line() {
         let error = parse(&format!("[keys.\"{}\"]\nttl = 1", "x".repeat(1 << 19))).unwrap_err();
-        assert!(error.message.len() < 200 && error.message.contains("524288 bytes, more than 255"), "{}", error.message);
+        assert!(
+            error.message.len() < 200 && error.message.contains("524288 bytes, more than 255"),
+            "{}",
+            error.message
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The precedence of a setting's values: flag, environment, the key's policy, the backend's table, the URL,
-//! the file's top level.
+//! The precedence of a setting's values: flag, environment, the key's policy, the backend's table,
+//! the URL, the file's top level.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,14 @@ impl<'a> Layers<'a> {
     /// Creates the layers before the backend is known.
     pub fn new(env: &'a Env, file: &'a File, key: Option<&Key>) -> Self {
         let policy = key.and_then(|key| file.keys.get(key.as_str()));
-        Self { env, file, policy, table: None, url: BTreeMap::new(), offline: false }
+        Self {
+            env,
+            file,
+            policy,
+            table: None,
+            url: BTreeMap::new(),
+            offline: false,
+        }
     }
 
     /// Returns the value of a setting, if one was given.
@@ -51,8 +58,14 @@ impl<'a> Layers<'a> {
 
     /// Returns the value of a setting from the configuration file or the URL only.
     pub fn in_file(&self, name: &str) -> Option<Setting> {
-        let tables = [self.policy, self.table].into_iter().flatten().find_map(|table| table.get(name));
-        tables.or_else(|| self.url.get(name)).or_else(|| self.file.top.get(name)).cloned()
+        let tables = [self.policy, self.table]
+            .into_iter()
+            .flatten()
+            .find_map(|table| table.get(name));
+        tables
+            .or_else(|| self.url.get(name))
+            .or_else(|| self.file.top.get(name))
+            .cloned()
     }
 
     /// Returns a setting that is yes or no; the default is no.
@@ -63,14 +76,18 @@ impl<'a> Layers<'a> {
         if flag {
             return Ok(true);
         }
-        self.get(name, None)?.map_or(Ok(false), |setting| setting.yes())
+        self.get(name, None)?
+            .map_or(Ok(false), |setting| setting.yes())
     }
 }
 
 /// Returns the value of a flag.
 pub fn from_flag(name: &str, flag: Option<&str>) -> Option<Setting> {
     let spec = spec::find(name)?;
-    flag.map(|text| Setting { text: text.to_owned(), origin: Origin::Flag(spec.flag) })
+    flag.map(|text| Setting {
+        text: text.to_owned(),
+        origin: Origin::Flag(spec.flag),
+    })
 }
 
 /// Returns the value of a variable.
@@ -78,9 +95,14 @@ pub fn from_flag(name: &str, flag: Option<&str>) -> Option<Setting> {
 /// # Errors
 /// If it is not UTF-8.
 pub fn from_env(env: &Env, name: &str) -> Result<Option<Setting>> {
-    let Some(spec) = spec::find(name).filter(|spec| spec.from_env) else { return Ok(None) };
+    let Some(spec) = spec::find(name).filter(|spec| spec.from_env) else {
+        return Ok(None);
+    };
     let variable = spec.variable();
-    Ok(env.get(&variable)?.map(|text| Setting { text: text.to_owned(), origin: Origin::Env(variable.clone()) }))
+    Ok(env.get(&variable)?.map(|text| Setting {
+        text: text.to_owned(),
+        origin: Origin::Env(variable.clone()),
+    }))
 }
 
 #[cfg(test)]
@@ -93,11 +115,22 @@ mod tests {
     fn the_nearer_layer_wins() {
         let text = "ttl = 1\nwait = 1\nnamespace = 'top'\n[backends.prod]\nurl = 'redis://r'\nttl = 2\n[keys.job]\nttl = 3\n";
         let file = File::parse(text, Path::new("c.toml")).unwrap();
-        let env: Env = [("DLOCK_TTL", "4"), ("DLOCK_WAIT", "")].into_iter().collect();
+        let env: Env = [("DLOCK_TTL", "4"), ("DLOCK_WAIT", "")]
+            .into_iter()
+            .collect();
         let none = Env::default();
         let (job, other) = (Key::new("job").unwrap(), Key::new("other").unwrap());
-        let url = |text: &str| Setting { text: text.into(), origin: Origin::Flag("--backend") };
-        let value = |layers: &Layers<'_>, name, flag| layers.get(name, flag).unwrap().map(|s| s.text).unwrap_or_default();
+        let url = |text: &str| Setting {
+            text: text.into(),
+            origin: Origin::Flag("--backend"),
+        };
+        let value = |layers: &Layers<'_>, name, flag| {
+            layers
+                .get(name, flag)
+                .unwrap()
+                .map(|s| s.text)
+                .unwrap_or_default()
+        };
 
         let mut layers = Layers::new(&env, &file, Some(&job));
         layers.table = Some(&file.backends["prod"]);

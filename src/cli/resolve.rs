@@ -1,4 +1,5 @@
-//! Resolves the parsed command line, the environment and the configuration file to checked settings.
+//! Resolves the parsed command line, the environment and the configuration file to checked
+//! settings.
 //!
 //! Everything is checked here, before any store, lock or command is touched.
 
@@ -16,10 +17,16 @@ use super::{
     secret_file::plain,
     setting::{Origin, Setting, reason, short},
     taking::wanted,
-    views::{break_host_settings, break_settings, doctor_settings, history_settings, is_offline, list_settings},
+    views::{
+        break_host_settings, break_settings, doctor_settings, history_settings, is_offline,
+        list_settings,
+    },
 };
 use crate::{
-    commands::{Context, KeyArg, TokenArg, Work, acquire, forget, gc, hold, hold::HoldUntil, init, inspect, names, release, renew, verify},
+    commands::{
+        Context, KeyArg, TokenArg, Work, acquire, forget, gc, hold, hold::HoldUntil, init, inspect,
+        names, release, renew, verify,
+    },
     lease::{Held, Silence},
     lock::{Error, Key, Kind, Result, Token},
     output::Output,
@@ -32,7 +39,12 @@ const HOST: usize = 255;
 ///
 /// # Errors
 /// The first invalid setting, with its origin.
-pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) -> Result<(Work, Context)> {
+pub fn resolve(
+    globals: &Globals,
+    command: Command,
+    env: &Env,
+    mut out: Output,
+) -> Result<(Work, Context)> {
     let named = match from_flag("config", globals.config.as_deref()) {
         Some(setting) => Some(setting),
         None => from_env(env, "config")?,
@@ -49,8 +61,17 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
     out.verbose = layers.yes("verbose", globals.verbose)?;
     let target = backend::resolve(globals, &mut layers)?;
     let answer = backend::backend_timeout(globals, &layers)?;
-    let host = layers.get("host", globals.host.as_deref())?.map(|setting| setting.line(HOST)).transpose()?;
-    let context = Context { target, answer, silence: Silence::default(), host, out };
+    let host = layers
+        .get("host", globals.host.as_deref())?
+        .map(|setting| setting.line(HOST))
+        .transpose()?;
+    let context = Context {
+        target,
+        answer,
+        silence: Silence::default(),
+        host,
+        out,
+    };
     if let Command::Doctor(args) = &command {
         let settings = doctor_settings(args, globals, &layers, &context)?;
         return Ok((Work::Doctor(Box::new(settings)), context));
@@ -58,44 +79,81 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
     Ok((work(command, key, token, &layers, env, globals)?, context))
 }
 
-/// Returns the key and the token of a command. They are resolved first, because a key may have its own settings.
-fn identify(command: &Command, env: &Env, globals: &Globals) -> Result<(Option<Key>, Option<Token>)> {
+/// Returns the key and the token of a command. They are resolved first, because a key may have its
+/// own settings.
+fn identify(
+    command: &Command,
+    env: &Env,
+    globals: &Globals,
+) -> Result<(Option<Key>, Option<Token>)> {
     match command {
         Command::Run(args) => {
             let Some(key) = args.key.first() else {
                 // The caller may have given the key by position, as other commands take it.
-                let by_position = args.command.get(1).filter(|word| *word == "--").and(args.command.first()).and_then(|key| key.to_str());
-                let hint = by_position.filter(|key| key.len() < 60).map(|key| format!("did you mean dlock run -k {key} -- …?"));
-                return Err(no_key(hint.as_deref().unwrap_or("-k KEY names the lock: dlock run -k sms-job -- ./send_sms.sh")));
+                let by_position = args
+                    .command
+                    .get(1)
+                    .filter(|word| *word == "--")
+                    .and(args.command.first())
+                    .and_then(|key| key.to_str());
+                let hint = by_position
+                    .filter(|key| key.len() < 60)
+                    .map(|key| format!("did you mean dlock run -k {key} -- …?"));
+                return Err(no_key(hint.as_deref().unwrap_or(
+                    "-k KEY names the lock: dlock run -k sms-job -- ./send_sms.sh",
+                )));
             };
             Ok((Some(Key::from_os(key)?), None))
         }
-        Command::Acquire(acquire::Args { wanted, .. }) | Command::Hold(hold::Args { wanted, .. }) => {
+        Command::Acquire(acquire::Args { wanted, .. })
+        | Command::Hold(hold::Args { wanted, .. }) => {
             let first = wanted.keys.key.as_ref().or(wanted.keys.key_flags.first());
-            let first = first.ok_or_else(|| no_key("the key is the lock's name, as in: dlock acquire sms-job --ttl 5m"))?;
+            let first = first.ok_or_else(|| {
+                no_key("the key is the lock's name, as in: dlock acquire sms-job --ttl 5m")
+            })?;
             Ok((Some(Key::from_os(first)?), None))
         }
         Command::Explain(args) => {
             let first = args.run.key.first();
-            Ok((Some(Key::from_os(first.ok_or_else(|| no_key("the key is the lock's name, as in: dlock explain sms-job"))?)?), None))
+            Ok((
+                Some(Key::from_os(first.ok_or_else(|| {
+                    no_key("the key is the lock's name, as in: dlock explain sms-job")
+                })?)?),
+                None,
+            ))
         }
         Command::Inspect(args) => Ok((Some(key(&args.key, "inspect")?), None)),
         Command::Names(args) => Ok((Some(key(&args.key, "names")?), None)),
-        // Without a token, `verify KEY` asks whether an outer run holds the lock: DLOCK_HELD has its token.
-        Command::Verify(args) if given(&args.key).is_some() && args.token.token.is_none() => Ok((Some(key(&args.key, "verify")?), None)),
+        // Without a token, `verify KEY` asks whether an outer run holds the lock: DLOCK_HELD has
+        // its token.
+        Command::Verify(args) if given(&args.key).is_some() && args.token.token.is_none() => {
+            Ok((Some(key(&args.key, "verify")?), None))
+        }
         Command::Verify(args) => pair(&args.key, &args.token, env),
         Command::Renew(args) => pair(&args.key, &args.token, env),
-        Command::Release(args) if args.force => Ok((Some(key(&args.key, "release --force")?), None)),
+        Command::Release(args) if args.force => {
+            Ok((Some(key(&args.key, "release --force")?), None))
+        }
         Command::Release(args) => {
             if args.how.is_given() {
-                return Err(Error::new(Kind::Usage, "--fence, --reason, --yes and --now are for breaking a lock")
-                    .hint("--force breaks it, as dlock break does"));
+                return Err(Error::new(
+                    Kind::Usage,
+                    "--fence, --reason, --yes and --now are for breaking a lock",
+                )
+                .hint("--force breaks it, as dlock break does"));
             }
             pair(&args.key, &args.token, env)
         }
-        Command::History(args) => Ok((given(&args.key).map(|name| Key::from_os(name)).transpose()?, None)),
+        Command::History(args) => Ok((
+            given(&args.key)
+                .map(|name| Key::from_os(name))
+                .transpose()?,
+            None,
+        )),
         // Without a key, `break` breaks all holds of a host.
-        Command::Break(args) if given(&args.key).is_none() && globals.host.is_some() => Ok((None, None)),
+        Command::Break(args) if given(&args.key).is_none() && globals.host.is_some() => {
+            Ok((None, None))
+        }
         Command::Break(args) => Ok((Some(key(&args.key, "break")?), None)),
         Command::Forget(args) => Ok((Some(key(&args.key, "forget")?), None)),
         _ => Ok((None, None)),
@@ -111,10 +169,15 @@ fn given(key: &KeyArg) -> Option<&OsString> {
 }
 
 fn key(arg: &KeyArg, command: &str) -> Result<Key> {
-    Key::from_os(given(arg).ok_or_else(|| no_key(&format!("the key is the lock's name, as in: dlock {command} sms-job")))?)
+    Key::from_os(given(arg).ok_or_else(|| {
+        no_key(&format!(
+            "the key is the lock's name, as in: dlock {command} sms-job"
+        ))
+    })?)
 }
 
-/// Returns key and token, both from the command line or both from the environment of `run`'s command.
+/// Returns key and token, both from the command line or both from the environment of `run`'s
+/// command.
 fn pair(key_arg: &KeyArg, token: &TokenArg, env: &Env) -> Result<(Option<Key>, Option<Token>)> {
     let from_env = (env.get_os("DLOCK_KEY"), env.get("DLOCK_TOKEN")?);
     match (given(key_arg), &token.token) {
@@ -122,14 +185,25 @@ fn pair(key_arg: &KeyArg, token: &TokenArg, env: &Env) -> Result<(Option<Key>, O
         (None, None) => match from_env {
             (Some(key), Some(token)) => {
                 let key = Key::from_os(key).map_err(|error| blame("DLOCK_KEY", error))?;
-                Ok((Some(key), Some(token.trim().parse().map_err(|error| blame("DLOCK_TOKEN", error))?)))
+                Ok((
+                    Some(key),
+                    Some(
+                        token
+                            .trim()
+                            .parse()
+                            .map_err(|error| blame("DLOCK_TOKEN", error))?,
+                    ),
+                ))
             }
-            _ => Err(no_key("give KEY and --token, or neither inside of `dlock run`, where DLOCK_KEY and DLOCK_TOKEN name them")),
+            _ => Err(no_key(
+                "give KEY and --token, or neither inside of `dlock run`, where DLOCK_KEY and DLOCK_TOKEN name them",
+            )),
         },
-        (Some(_), None) => {
-            Err(Error::new(Kind::Usage, "no token is given").hint("--token T, --token @FILE or --token @-: what `dlock acquire` printed"))
-        }
-        (None, Some(_)) => Err(no_key("the key of the token: DLOCK_KEY and DLOCK_TOKEN are only used together")),
+        (Some(_), None) => Err(Error::new(Kind::Usage, "no token is given")
+            .hint("--token T, --token @FILE or --token @-: what `dlock acquire` printed")),
+        (None, Some(_)) => Err(no_key(
+            "the key of the token: DLOCK_KEY and DLOCK_TOKEN are only used together",
+        )),
     }
 }
 
@@ -140,7 +214,9 @@ fn blame(name: &str, mut error: Error) -> Error {
 
 /// Parses a token given literally, or reads it from `@FILE` or from stdin (`@-`).
 fn token(text: &str) -> Result<Token> {
-    let Some(source) = text.strip_prefix('@') else { return text.parse().map_err(|error| blame("--token", error)) };
+    let Some(source) = text.strip_prefix('@') else {
+        return text.parse().map_err(|error| blame("--token", error));
+    };
     let mut read = String::new();
     // A token has 53 bytes; the limit stops reading an endless file.
     let result = if source == "-" {
@@ -148,22 +224,42 @@ fn token(text: &str) -> Result<Token> {
     } else {
         std::fs::File::open(source).and_then(|file| file.take(1024).read_to_string(&mut read))
     };
-    result.map_err(|error| Error::new(Kind::Usage, format!("--token {text}: {}", plain(&error))))?;
-    read.trim().parse().map_err(|error| blame(&format!("--token {text}"), error))
+    result
+        .map_err(|error| Error::new(Kind::Usage, format!("--token {text}: {}", plain(&error))))?;
+    read.trim()
+        .parse()
+        .map_err(|error| blame(&format!("--token {text}"), error))
 }
 
-fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layers<'_>, env: &Env, globals: &Globals) -> Result<Work> {
+fn work(
+    command: Command,
+    key: Option<Key>,
+    token: Option<Token>,
+    layers: &Layers<'_>,
+    env: &Env,
+    globals: &Globals,
+) -> Result<Work> {
     if let Command::History(args) = command {
-        return Ok(Work::History(history_settings(key, args, globals.host.clone())?));
+        return Ok(Work::History(history_settings(
+            key,
+            args,
+            globals.host.clone(),
+        )?));
     }
     if let Command::Explain(args) = command {
         let key = key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"))?;
-        return Ok(Work::Explain(Box::new(explain::resolve(args.run, key, globals, layers)?)));
+        return Ok(Work::Explain(Box::new(explain::resolve(
+            args.run, key, globals, layers,
+        )?)));
     }
     if let Command::Verify(_) = command {
         let key = key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"))?;
         // A value that is not UTF-8 counts as empty.
-        let held = env.get_os(Held::VARIABLE).and_then(|value| value.to_str()).map(Held::parse).unwrap_or_default();
+        let held = env
+            .get_os(Held::VARIABLE)
+            .and_then(|value| value.to_str())
+            .map(Held::parse)
+            .unwrap_or_default();
         return Ok(Work::Verify(verify::VerifySettings { key, token, held }));
     }
     let key = || key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"));
@@ -171,7 +267,10 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
     Ok(match command {
         Command::Run(args) => Work::Run(Box::new(run::settings(*args, key()?, layers)?)),
         Command::Acquire(args) => {
-            let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| setting.ttl()).transpose()?;
+            let ttl = layers
+                .get("ttl", args.ttl.as_deref())?
+                .map(|setting| setting.ttl())
+                .transpose()?;
             let while_pid = args.while_pid.as_deref().map(process).transpose()?;
             if ttl.is_none() && while_pid.is_none() {
                 return Err(Error::new(Kind::Usage, "acquire needs a --ttl: no process renews the lock after dlock has ended")
@@ -181,42 +280,81 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             Work::Acquire(Box::new(acquire::AcquireSettings { wanted, while_pid }))
         }
         Command::Renew(args) => {
-            // Only the flag counts: a configured TTL for `run` must not change the length of this lease.
-            let ttl = from_flag("ttl", args.ttl.as_deref()).map(|setting| setting.ttl()).transpose()?;
-            Work::Renew(renew::RenewSettings { key: key()?, token: token()?, ttl })
+            // Only the flag counts: a configured TTL for `run` must not change the length of this
+            // lease.
+            let ttl = from_flag("ttl", args.ttl.as_deref())
+                .map(|setting| setting.ttl())
+                .transpose()?;
+            Work::Renew(renew::RenewSettings {
+                key: key()?,
+                token: token()?,
+                ttl,
+            })
         }
         Command::Release(args) if args.force => Work::Break(break_settings(key()?, args.how)?),
-        Command::Break(args) if given(&args.key).is_none() => Work::BreakHost(break_host_settings(globals, args.how)?),
+        Command::Break(args) if given(&args.key).is_none() => {
+            Work::BreakHost(break_host_settings(globals, args.how)?)
+        }
         Command::Break(args) => Work::Break(break_settings(key()?, args.how)?),
         Command::Forget(args) => {
             let reason = args.reason.map(reason).transpose()?;
-            Work::Forget(forget::ForgetSettings { key: key()?, reason, yes: args.yes })
+            Work::Forget(forget::ForgetSettings {
+                key: key()?,
+                reason,
+                yes: args.yes,
+            })
         }
-        Command::Release(_) => Work::Release(release::ReleaseSettings { key: key()?, token: token()? }),
+        Command::Release(_) => Work::Release(release::ReleaseSettings {
+            key: key()?,
+            token: token()?,
+        }),
         Command::Inspect(_) => Work::Inspect(inspect::InspectSettings { key: key()? }),
         Command::Names(_) => Work::Names(names::NamesSettings { key: key()? }),
         Command::List(args) => Work::List(list_settings(args, globals.host.clone())?),
         Command::Init(args) => Work::Init(init::InitSettings { print: args.print }),
         Command::Gc(args) => {
             // Only the flag counts: no configuration may choose what is removed.
-            let Some(setting) = args.older_than.map(|text| Setting { text, origin: Origin::Flag("--older-than") }) else {
-                return Err(Error::new(Kind::Usage, "gc needs --older-than").hint("--older-than 90d removes what was not used for 90 days"));
+            let Some(setting) = args.older_than.map(|text| Setting {
+                text,
+                origin: Origin::Flag("--older-than"),
+            }) else {
+                return Err(Error::new(Kind::Usage, "gc needs --older-than")
+                    .hint("--older-than 90d removes what was not used for 90 days"));
             };
-            Work::Gc(gc::GcSettings { older_than: setting.duration("an age is 0 or more")? })
+            Work::Gc(gc::GcSettings {
+                older_than: setting.duration("an age is 0 or more")?,
+            })
         }
         Command::Hold(args) => {
-            let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| setting.ttl()).transpose()?;
+            let ttl = layers
+                .get("ttl", args.ttl.as_deref())?
+                .map(|setting| setting.ttl())
+                .transpose()?;
             let wanted = wanted(key()?, &args.wanted, ttl, layers)?;
-            Work::Hold(Box::new(hold::HoldSettings { wanted, until: hold_until(args.until_signal, args.while_pid.as_deref())? }))
+            Work::Hold(Box::new(hold::HoldSettings {
+                wanted,
+                until: hold_until(args.until_signal, args.while_pid.as_deref())?,
+            }))
         }
-        Command::Completions(_) | Command::Man(_) | Command::Verify(_) | Command::Doctor(_) | Command::History(_) | Command::Explain(_) => {
+        Command::Completions(_)
+        | Command::Man(_)
+        | Command::Verify(_)
+        | Command::Doctor(_)
+        | Command::History(_)
+        | Command::Explain(_) => {
             return Err(Error::new(Kind::Internal, "this command needs no store"));
         }
     })
 }
 
 fn hold_until(signal: bool, pid: Option<&str>) -> Result<HoldUntil> {
-    let Some(text) = pid else { return Ok(if signal { HoldUntil::Signal } else { HoldUntil::StdinEnds }) };
+    let Some(text) = pid else {
+        return Ok(if signal {
+            HoldUntil::Signal
+        } else {
+            HoldUntil::StdinEnds
+        });
+    };
     process(text).map(HoldUntil::ProcessEnds)
 }
 
@@ -229,6 +367,9 @@ fn process(text: &str) -> Result<i32> {
 
 /// Returns the error for a text that is no process id.
 pub(super) fn no_process(text: &str) -> Error {
-    Error::new(Kind::Usage, format!("--while-pid: {:?} is no process id", short(text)))
-        .hint("in a shell, $$ is the shell's own, and $! the last background job's")
+    Error::new(
+        Kind::Usage,
+        format!("--while-pid: {:?} is no process id", short(text)),
+    )
+    .hint("in a shell, $$ is the shell's own, and $! the last background job's")
 }

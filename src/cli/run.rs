@@ -22,26 +22,44 @@ use crate::{
 /// The first invalid setting.
 pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings> {
     let command = command(args.shell, args.command)?;
-    let wait_policy = taking::wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?;
-    let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| setting.ttl()).transpose()?;
+    let wait_policy =
+        taking::wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?;
+    let ttl = layers
+        .get("ttl", args.ttl.as_deref())?
+        .map(|setting| setting.ttl())
+        .transpose()?;
     let grace = match layers.get("grace", args.grace.as_deref())? {
         Some(setting) => {
             let grace = setting.duration("a grace is 0 or more")?;
-            Budget::new(ttl.unwrap_or(Ttl::DEFAULT), Some(grace), Pace::USUAL).map_err(|error| setting.blame(error))?;
+            Budget::new(ttl.unwrap_or(Ttl::DEFAULT), Some(grace), Pace::USUAL)
+                .map_err(|error| setting.blame(error))?;
             Some(grace)
         }
         None => None,
     };
     let max_runtime = match layers.get("max_runtime", args.max_runtime.as_deref())? {
-        Some(setting) => Some(setting.duration("a limit is 0, for none, or more")?).filter(|most| !most.is_zero()),
+        Some(setting) => Some(setting.duration("a limit is 0, for none, or more")?)
+            .filter(|most| !most.is_zero()),
         None => None,
     };
     let also = taking::also(&key, &args.key)?;
     let mode = taking::mode(&args.taking.mode, &also, layers)?;
     let policy = policy::policy(&args.policy, mode, wait_policy, layers)?;
-    let leftover = [("wait", Leftover::Wait), ("kill", Leftover::Kill), ("leave", Leftover::Leave)];
-    let contain = [("auto", Contain::Auto), ("group", Contain::Group), ("cgroup", Contain::Cgroup)];
-    let log = [("auto", SyslogPolicy::Auto), ("off", SyslogPolicy::Off), ("json", SyslogPolicy::Json)];
+    let leftover = [
+        ("wait", Leftover::Wait),
+        ("kill", Leftover::Kill),
+        ("leave", Leftover::Leave),
+    ];
+    let contain = [
+        ("auto", Contain::Auto),
+        ("group", Contain::Group),
+        ("cgroup", Contain::Cgroup),
+    ];
+    let log = [
+        ("auto", SyslogPolicy::Auto),
+        ("off", SyslogPolicy::Off),
+        ("json", SyslogPolicy::Json),
+    ];
     Ok(RunSettings {
         key,
         also,
@@ -54,17 +72,37 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         policy,
         wait_policy,
         nonblock: args.taking.nonblock,
-        conflict_status: taking::conflict_status(args.taking.conflict_exit_code.as_deref(), layers)?,
-        on_lost: layers.get("on_lost", args.on_lost.as_deref())?.map_or(Ok(OnLost::Kill), |setting| on_lost(&setting))?,
-        leftover: layers.get("leftover", args.leftover.as_deref())?.map_or(Ok(Leftover::Wait), |setting| setting.choice(&leftover))?,
-        contain: layers.get("contain", args.contain.as_deref())?.map_or(Ok(Contain::Auto), |setting| setting.choice(&contain))?,
+        conflict_status: taking::conflict_status(
+            args.taking.conflict_exit_code.as_deref(),
+            layers,
+        )?,
+        on_lost: layers
+            .get("on_lost", args.on_lost.as_deref())?
+            .map_or(Ok(OnLost::Kill), |setting| on_lost(&setting))?,
+        leftover: layers
+            .get("leftover", args.leftover.as_deref())?
+            .map_or(Ok(Leftover::Wait), |setting| setting.choice(&leftover))?,
+        contain: layers
+            .get("contain", args.contain.as_deref())?
+            .map_or(Ok(Contain::Auto), |setting| setting.choice(&contain))?,
         describe: taking::describe(args.describe.as_deref(), layers)?,
         metadata: !layers.yes("no_metadata", args.no_metadata)?,
         reentrant: !layers.yes("no_reentrant", args.no_reentrant)?,
-        status_file: layers.get("status_file", args.status_file.as_deref())?.map(|setting| status_file(&setting)).transpose()?,
-        metrics_file: layers.get("metrics_file", args.metrics_file.as_deref())?.map(|setting| metrics_file(&setting)).transpose()?,
-        on_event: layers.get("on_event", args.on_event.as_deref())?.map(|setting| setting.text).filter(|line| !line.trim().is_empty()),
-        log: layers.get("log", args.log.as_deref())?.map_or(Ok(SyslogPolicy::Auto), |setting| setting.choice(&log))?,
+        status_file: layers
+            .get("status_file", args.status_file.as_deref())?
+            .map(|setting| status_file(&setting))
+            .transpose()?,
+        metrics_file: layers
+            .get("metrics_file", args.metrics_file.as_deref())?
+            .map(|setting| metrics_file(&setting))
+            .transpose()?,
+        on_event: layers
+            .get("on_event", args.on_event.as_deref())?
+            .map(|setting| setting.text)
+            .filter(|line| !line.trim().is_empty()),
+        log: layers
+            .get("log", args.log.as_deref())?
+            .map_or(Ok(SyslogPolicy::Auto), |setting| setting.choice(&log))?,
         kept_variables: spec::kept_variables(),
     })
 }
@@ -72,12 +110,19 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
 fn command(shell: Option<OsString>, command: Vec<OsString>) -> Result<Vec<OsString>> {
     let usage = |why: &str, hint: &str| Err(Error::new(Kind::Usage, why).hint(hint));
     match (shell, command.first()) {
-        (Some(_), Some(_)) => usage("both -c and a command are given", "quote the shell line: -c 'a | b'"),
+        (Some(_), Some(_)) => usage(
+            "both -c and a command are given",
+            "quote the shell line: -c 'a | b'",
+        ),
         (Some(line), None) => Ok(vec!["/bin/sh".into(), "-c".into(), line]),
-        (None, None) => usage("no command is given", "it stands after --, as in: dlock run -k sms-job -- ./send_sms.sh"),
-        (None, Some(program)) if program.is_empty() => {
-            usage("the command's name is empty", "it stands after --, as in: dlock run -k sms-job -- ./send_sms.sh")
-        }
+        (None, None) => usage(
+            "no command is given",
+            "it stands after --, as in: dlock run -k sms-job -- ./send_sms.sh",
+        ),
+        (None, Some(program)) if program.is_empty() => usage(
+            "the command's name is empty",
+            "it stands after --, as in: dlock run -k sms-job -- ./send_sms.sh",
+        ),
         (None, Some(_)) => Ok(command),
     }
 }
@@ -86,13 +131,23 @@ fn on_lost(setting: &Setting) -> Result<OnLost> {
     if let Some(name) = setting.text.strip_prefix("signal:") {
         return signal::number(name).map(OnLost::Signal).ok_or_else(|| {
             setting
-                .refuse(format!("{:?} is not a signal that a process can handle", short(name)))
+                .refuse(format!(
+                    "{:?} is not a signal that a process can handle",
+                    short(name)
+                ))
                 .hint("like signal:INT, signal:USR1 or signal:10")
         });
     }
-    let choices = [("kill", OnLost::Kill), ("continue", OnLost::Continue), ("signal:SIG", OnLost::Kill)];
+    let choices = [
+        ("kill", OnLost::Kill),
+        ("continue", OnLost::Continue),
+        ("signal:SIG", OnLost::Kill),
+    ];
     if setting.text == "signal:SIG" {
-        on_lost(&Setting { text: "signal:".into(), origin: setting.origin.clone() })
+        on_lost(&Setting {
+            text: "signal:".into(),
+            origin: setting.origin.clone(),
+        })
     } else {
         setting.choice(&choices)
     }

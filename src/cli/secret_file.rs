@@ -25,8 +25,12 @@ pub fn read(path: &Path) -> Result<String, String> {
         return Err(OPEN_TO_ALL.into());
     }
     let mut text = String::new();
-    file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(|error| plain(&error))?;
-    let password = text.strip_suffix('\n').map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line));
+    file.take(MAX_BYTES + 1)
+        .read_to_string(&mut text)
+        .map_err(|error| plain(&error))?;
+    let password = text.strip_suffix('\n').map_or(text.as_str(), |line| {
+        line.strip_suffix('\r').unwrap_or(line)
+    });
     if text.len() as u64 > MAX_BYTES {
         return Err(format!("it has more than {MAX_BYTES} bytes"));
     }
@@ -44,13 +48,16 @@ pub const OPEN_TO_ALL: &str = "it has a password and all users can read it";
 
 /// Whether users other than the owner and the group can read an open file.
 ///
-/// Always false for files in memory and below `/run/secrets`: container runtimes put secrets there with any mode.
+/// Always false for files in memory and below `/run/secrets`: container runtimes put secrets there
+/// with any mode.
 pub fn others_can_read(file: &File, path: &Path) -> io::Result<bool> {
     let for_others = file.metadata()?.mode() & 0o007;
     if for_others == 0 {
         return Ok(false);
     }
-    let in_secrets = path.canonicalize().is_ok_and(|path| path.starts_with("/run/secrets"));
+    let in_secrets = path
+        .canonicalize()
+        .is_ok_and(|path| path.starts_with("/run/secrets"));
     Ok(!in_secrets && !in_memory(file)?)
 }
 
@@ -97,7 +104,10 @@ mod tests {
         assert!(with(b"two\nlines\n", 0o600).is_err());
         assert!(with(&[b'x'; 5000], 0o600).unwrap_err().contains("4096"));
         assert!(with(&[0xff, 0xfe], 0o600).is_err());
-        assert_eq!(read(Path::new("/nonexistent/x")).unwrap_err(), "no such file or directory");
+        assert_eq!(
+            read(Path::new("/nonexistent/x")).unwrap_err(),
+            "no such file or directory"
+        );
         assert_eq!(read(Path::new("/")).unwrap_err(), "it is a directory");
     }
 }

@@ -1,7 +1,7 @@
 //! One setting: its text, its origin, and its parsers.
 //!
-//! Every setting stays text until here, whatever its origin. So each setting has one parser, and every error can name
-//! the origin.
+//! Every setting stays text until here, whatever its origin. So each setting has one parser, and
+//! every error can name the origin.
 
 use std::{
     fmt,
@@ -36,7 +36,8 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Returns the kind of error for a wrong value: a mistake of the caller or of the configuration.
+    /// Returns the kind of error for a wrong value: a mistake of the caller or of the
+    /// configuration.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Flag(_) | Self::Env(_) => Kind::Usage,
@@ -75,7 +76,8 @@ impl Setting {
         self.origin.refuse(why)
     }
 
-    /// Turns `error` into an error about this value: adds the origin in front, and sets the origin's kind.
+    /// Turns `error` into an error about this value: adds the origin in front, and sets the
+    /// origin's kind.
     pub fn blame(&self, mut error: Error) -> Error {
         error.kind = self.origin.kind();
         error.message = format!("{}: {}", self.origin, error.message);
@@ -87,8 +89,10 @@ impl Setting {
     /// # Errors
     /// If the text is not a duration.
     pub fn duration(&self, range: &str) -> Result<Duration> {
-        duration::parse(&self.text)
-            .map_err(|why| self.refuse(format!("{:?}: {why}", short(&self.text))).hint(format!("{range}, {}", duration::EXAMPLES)))
+        duration::parse(&self.text).map_err(|why| {
+            self.refuse(format!("{:?}: {why}", short(&self.text)))
+                .hint(format!("{range}, {}", duration::EXAMPLES))
+        })
     }
 
     /// Parses one of a fixed set of words.
@@ -101,7 +105,9 @@ impl Setting {
         }
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
         let hint = suggest::or_all(&self.text, &names);
-        Err(self.refuse(format!("it can't be {:?}", short(&self.text))).hint(hint))
+        Err(self
+            .refuse(format!("it can't be {:?}", short(&self.text)))
+            .hint(hint))
     }
 
     /// Parses yes or no.
@@ -126,9 +132,10 @@ impl Setting {
     /// # Errors
     /// If the text is not a number from 0 to 255.
     pub fn status(&self) -> Result<u8> {
-        self.text
-            .parse()
-            .map_err(|_| self.refuse(format!("{:?} is no exit status", short(&self.text))).hint("an exit status is a number from 0 to 255"))
+        self.text.parse().map_err(|_| {
+            self.refuse(format!("{:?} is no exit status", short(&self.text)))
+                .hint("an exit status is a number from 0 to 255")
+        })
     }
 
     /// Parses a duration between two others; `range` describes them for the hint.
@@ -137,7 +144,13 @@ impl Setting {
     /// If the text is not a duration, or is out of range.
     pub fn within(&self, (least, most, range): (Duration, Duration, &str)) -> Result<Duration> {
         let length = self.duration(range)?;
-        if (least..=most).contains(&length) { Ok(length) } else { Err(self.refuse(format!("{:?} is out of range", self.text)).hint(range)) }
+        if (least..=most).contains(&length) {
+            Ok(length)
+        } else {
+            Err(self
+                .refuse(format!("{:?} is out of range", self.text))
+                .hint(range))
+        }
     }
 
     /// Parses a TTL.
@@ -145,7 +158,10 @@ impl Setting {
     /// # Errors
     /// If the text is not a duration, or is out of range.
     pub fn ttl(&self) -> Result<Ttl> {
-        Ttl::new(self.duration(TTLS)?).map_err(|_| self.refuse(format!("{:?} is out of range", self.text)).hint(TTLS))
+        Ttl::new(self.duration(TTLS)?).map_err(|_| {
+            self.refuse(format!("{:?} is out of range", self.text))
+                .hint(TTLS)
+        })
     }
 
     /// Returns the text as one line of at most `most` bytes.
@@ -174,12 +190,20 @@ impl Setting {
 /// # Errors
 /// If the text is too long or has control characters.
 pub fn reason(text: String) -> Result<String> {
-    Setting { text, origin: Origin::Flag("--reason") }.line(DESCRIPTION)
+    Setting {
+        text,
+        origin: Origin::Flag("--reason"),
+    }
+    .line(DESCRIPTION)
 }
 
 /// Returns at most 60 characters of a value, so that a message stays one line.
 pub fn short(text: &str) -> String {
-    if text.chars().count() <= 60 { text.to_owned() } else { text.chars().take(57).chain("...".chars()).collect() }
+    if text.chars().count() <= 60 {
+        text.to_owned()
+    } else {
+        text.chars().take(57).chain("...".chars()).collect()
+    }
 }
 
 #[cfg(test)]
@@ -187,23 +211,40 @@ mod tests {
     use super::*;
 
     fn setting(text: &str) -> Setting {
-        Setting { text: text.into(), origin: Origin::Env("DLOCK_X".into()) }
+        Setting {
+            text: text.into(),
+            origin: Origin::Env("DLOCK_X".into()),
+        }
     }
 
     #[test]
     fn errors_name_the_origin_and_a_fix() {
-        let error = setting("1e30").duration("a TTL is between 1s and 365d").unwrap_err();
+        let error = setting("1e30")
+            .duration("a TTL is between 1s and 365d")
+            .unwrap_err();
         assert_eq!(error.to_string(), r#"DLOCK_X: "1e30": invalid duration"#);
-        assert_eq!(error.hint.as_deref(), Some("a TTL is between 1s and 365d, like 90, .5, 30s, 5m or 1h 30m"));
-        let error = setting("kil").choice(&[("kill", 1), ("wait", 2)]).unwrap_err();
+        assert_eq!(
+            error.hint.as_deref(),
+            Some("a TTL is between 1s and 365d, like 90, .5, 30s, 5m or 1h 30m")
+        );
+        let error = setting("kil")
+            .choice(&[("kill", 1), ("wait", 2)])
+            .unwrap_err();
         assert_eq!(error.hint.as_deref(), Some("did you mean kill?"));
         assert_eq!(setting("256").status().unwrap_err().kind, Kind::Usage);
     }
 
     #[test]
     fn a_mistake_in_a_file_is_a_configuration_error() {
-        let origin = Origin::File { path: "/etc/dlock/config.toml".into(), line: 12, name: "ttl".into() };
+        let origin = Origin::File {
+            path: "/etc/dlock/config.toml".into(),
+            line: 12,
+            name: "ttl".into(),
+        };
         let error = origin.refuse("nonsense");
-        assert_eq!((error.kind, error.to_string().as_str()), (Kind::Config, "/etc/dlock/config.toml:12: ttl: nonsense"));
+        assert_eq!(
+            (error.kind, error.to_string().as_str()),
+            (Kind::Config, "/etc/dlock/config.toml:12: ttl: nonsense")
+        );
     }
 }

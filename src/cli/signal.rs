@@ -1,6 +1,9 @@
 //! Parses signals by name or number.
 
-use libc::{SIGABRT, SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use libc::{
+    SIGABRT, SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
+    SIGWINCH,
+};
 
 const NAMES: &[(&str, i32)] = &[
     ("HUP", SIGHUP),
@@ -20,8 +23,15 @@ const NAMES: &[(&str, i32)] = &[
 pub fn number(name: &str) -> Option<i32> {
     let upper = name.to_ascii_uppercase();
     let short = upper.strip_prefix("SIG").unwrap_or(&upper);
-    let by_name = NAMES.iter().find(|(name, _)| *name == short).map(|(_, number)| *number);
-    by_name.or_else(|| name.parse().ok().filter(|number| NAMES.iter().any(|(_, known)| known == number)))
+    let by_name = NAMES
+        .iter()
+        .find(|(name, _)| *name == short)
+        .map(|(_, number)| *number);
+    by_name.or_else(|| {
+        name.parse()
+            .ok()
+            .filter(|number| NAMES.iter().any(|(_, known)| known == number))
+    })
 }
 
 #[cfg(test)]
@@ -30,7 +40,10 @@ mod tests {
 
     #[test]
     fn names_and_numbers() {
-        assert_eq!([number("TERM"), number("sigusr1"), number("2")], [Some(SIGTERM), Some(SIGUSR1), Some(SIGINT)]);
+        assert_eq!(
+            [number("TERM"), number("sigusr1"), number("2")],
+            [Some(SIGTERM), Some(SIGUSR1), Some(SIGINT)]
+        );
         for name in ["", "KILL", "9", "STOP", "0", "-1", "999", "SIG"] {
             assert_eq!(number(name), None, "{name}");
         }

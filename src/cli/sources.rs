@@ -18,7 +18,12 @@ use crate::{
 };
 
 /// Settings whose value is never shown.
-const SECRET: &[&str] = &["password", "password_command", "sentinel_password", "sentinel_password_command"];
+const SECRET: &[&str] = &[
+    "password",
+    "password_command",
+    "sentinel_password",
+    "sentinel_password_command",
+];
 /// Settings that affect only how dlock prints; they are not shown.
 const PRINT_SETTINGS: &[&str] = &["config", "output", "color", "quiet", "verbose"];
 /// Parameters that name a file with a private key.
@@ -31,7 +36,10 @@ const KEYS: &[&str] = &["key", "ssl-key", "sslkey"];
 pub fn sources(globals: &Globals, ttl: Option<&str>, layers: &Layers<'_>) -> Result<Vec<Source>> {
     let mut found = Vec::new();
     let mut add = |name: &str, setting: Setting| found.push(source(name, setting));
-    for spec in spec::SETTINGS.iter().filter(|spec| !PRINT_SETTINGS.contains(&spec.name)) {
+    for spec in spec::SETTINGS
+        .iter()
+        .filter(|spec| !PRINT_SETTINGS.contains(&spec.name))
+    {
         let flag = match spec.name {
             "backend" => globals.backend.as_deref(),
             "password_file" => globals.password_file.as_deref(),
@@ -46,7 +54,11 @@ pub fn sources(globals: &Globals, ttl: Option<&str>, layers: &Layers<'_>) -> Res
         }
     }
     for name in spec::BACKEND_KEYS {
-        if let Some(setting) = layers.table.and_then(|table| table.get(name)).or_else(|| layers.url.get(*name)) {
+        if let Some(setting) = layers
+            .table
+            .and_then(|table| table.get(name))
+            .or_else(|| layers.url.get(*name))
+        {
             add(name, setting.clone());
         }
     }
@@ -60,7 +72,11 @@ pub fn source(name: &str, setting: Setting) -> Source {
         "backend" | "url" => Some(url::redacted(&setting.text)),
         _ => Some(setting.text),
     };
-    Source { name: name.to_owned(), value, from: place(&setting.origin) }
+    Source {
+        name: name.to_owned(),
+        value,
+        from: place(&setting.origin),
+    }
 }
 
 /// Returns the origin of the URL: a flag, a variable or a file.
@@ -68,29 +84,54 @@ pub fn origin(globals: &Globals, layers: &Layers<'_>) -> Result<Option<String>> 
     if let Some(url) = layers.table.and_then(|table| table.get("url")) {
         return Ok(Some(file_of(&url.origin)));
     }
-    Ok(layers.get("backend", globals.backend.as_deref())?.map(|setting| file_of(&setting.origin)))
+    Ok(layers
+        .get("backend", globals.backend.as_deref())?
+        .map(|setting| file_of(&setting.origin)))
 }
 
 /// Returns where secrets are stored, and the files that name the store.
 ///
 /// # Errors
 /// If a variable is not UTF-8.
-pub fn secrets(globals: &Globals, layers: &Layers<'_>, target: &Target) -> Result<Vec<FoundSecret>> {
+pub fn secrets(
+    globals: &Globals,
+    layers: &Layers<'_>,
+    target: &Target,
+) -> Result<Vec<FoundSecret>> {
     let mut found = Vec::new();
-    found.extend(layers.file.paths.iter().map(|path| FoundSecret::new("the configuration", SecretPlace::Configuration(path.clone()))));
-    for (name, flag, what) in
-        [("password_file", globals.password_file.as_deref(), "the password"), ("sentinel_password_file", None, "the sentinels' password")]
-    {
+    found.extend(layers.file.paths.iter().map(|path| {
+        FoundSecret::new(
+            "the configuration",
+            SecretPlace::Configuration(path.clone()),
+        )
+    }));
+    for (name, flag, what) in [
+        (
+            "password_file",
+            globals.password_file.as_deref(),
+            "the password",
+        ),
+        ("sentinel_password_file", None, "the sentinels' password"),
+    ] {
         if let Some(setting) = layers.get(name, flag)? {
-            found.push(FoundSecret::new(what, SecretPlace::File(setting.text.into())));
+            found.push(FoundSecret::new(
+                what,
+                SecretPlace::File(setting.text.into()),
+            ));
         }
     }
-    for (name, what) in [("password_command", "the password"), ("sentinel_password_command", "the sentinels' password")] {
+    for (name, what) in [
+        ("password_command", "the password"),
+        ("sentinel_password_command", "the sentinels' password"),
+    ] {
         if layers.in_file(name).is_some() {
             found.push(FoundSecret::new(what, SecretPlace::Command(name)));
         }
     }
-    for (name, what) in [("DLOCK_PASSWORD", "the password"), ("DLOCK_SENTINEL_PASSWORD", "the sentinels' password")] {
+    for (name, what) in [
+        ("DLOCK_PASSWORD", "the password"),
+        ("DLOCK_SENTINEL_PASSWORD", "the sentinels' password"),
+    ] {
         if layers.env.get(name)?.is_some() {
             found.push(FoundSecret::new(what, SecretPlace::Variable(name)));
         }
@@ -107,8 +148,15 @@ pub fn secrets(globals: &Globals, layers: &Layers<'_>, target: &Target) -> Resul
         found.extend(place.map(|place| FoundSecret::new("the password", place)));
     }
     for name in KEYS {
-        if let Some(setting) = layers.table.and_then(|table| table.get(name)).or_else(|| layers.url.get(*name)) {
-            found.push(FoundSecret::new("the key", SecretPlace::File(setting.text.clone().into())));
+        if let Some(setting) = layers
+            .table
+            .and_then(|table| table.get(name))
+            .or_else(|| layers.url.get(*name))
+        {
+            found.push(FoundSecret::new(
+                "the key",
+                SecretPlace::File(setting.text.clone().into()),
+            ));
         }
     }
     found.extend(
@@ -121,9 +169,18 @@ pub fn secrets(globals: &Globals, layers: &Layers<'_>, target: &Target) -> Resul
 
 /// Returns the file in which the store's own clients look for passwords.
 fn client_password_file(layers: &Layers<'_>, target: &Target) -> impl Iterator<Item = PathBuf> {
-    let home = |name: &str| layers.env.get_os("HOME").map(|home| Path::new(home).join(name));
+    let home = |name: &str| {
+        layers
+            .env
+            .get_os("HOME")
+            .map(|home| Path::new(home).join(name))
+    };
     let path = match &target.backend {
-        BackendConfig::Postgres(_) => layers.env.get_os("PGPASSFILE").map(PathBuf::from).or_else(|| home(".pgpass")),
+        BackendConfig::Postgres(_) => layers
+            .env
+            .get_os("PGPASSFILE")
+            .map(PathBuf::from)
+            .or_else(|| home(".pgpass")),
         BackendConfig::Mysql(_) => home(".my.cnf"),
         _ => None,
     };

@@ -22,7 +22,12 @@ const PERMITS: u32 = 1000;
 ///
 /// # Errors
 /// The first invalid setting.
-pub fn wanted(key: Key, args: &WantedArgs, ttl: Option<Ttl>, layers: &Layers<'_>) -> Result<WantedLocks> {
+pub fn wanted(
+    key: Key,
+    args: &WantedArgs,
+    ttl: Option<Ttl>,
+    layers: &Layers<'_>,
+) -> Result<WantedLocks> {
     let also = also(&key, &args.keys.key_flags)?;
     Ok(WantedLocks {
         mode: mode(&args.taking.mode, &also, layers)?,
@@ -37,7 +42,8 @@ pub fn wanted(key: Key, args: &WantedArgs, ttl: Option<Ttl>, layers: &Layers<'_>
     })
 }
 
-/// Returns the further keys of a command, in the given order; `first` is the first entry of `named`.
+/// Returns the further keys of a command, in the given order; `first` is the first entry of
+/// `named`.
 ///
 /// # Errors
 /// If a key is invalid or given twice, or if there are too many.
@@ -46,14 +52,19 @@ pub fn also(first: &Key, named: &[OsString]) -> Result<Vec<Key>> {
     for name in named.iter().skip(1) {
         let key = Key::from_os(name)?;
         if key == *first || also.contains(&key) {
-            return Err(Error::new(Kind::Usage, "this key is given twice").key(&key).hint("each lock is taken once"));
+            return Err(Error::new(Kind::Usage, "this key is given twice")
+                .key(&key)
+                .hint("each lock is taken once"));
         }
         also.push(key);
     }
     if also.len() < KEYS {
         Ok(also)
     } else {
-        Err(Error::new(Kind::Usage, format!("{} keys are given", also.len() + 1)).hint(format!("{KEYS} locks can be taken together")))
+        Err(
+            Error::new(Kind::Usage, format!("{} keys are given", also.len() + 1))
+                .hint(format!("{KEYS} locks can be taken together")),
+        )
     }
 }
 
@@ -65,15 +76,29 @@ pub fn mode(args: &ModeArgs, also: &[Key], layers: &Layers<'_>) -> Result<Mode> 
     if args.shared {
         return Ok(Mode::Shared);
     }
-    let Some(setting) = layers.get("permits", args.permits.as_deref())?.filter(|_| !args.exclusive) else { return Ok(Mode::Exclusive) };
-    let most = setting.text.parse().ok().filter(|most| (1..=PERMITS).contains(most));
+    let Some(setting) = layers
+        .get("permits", args.permits.as_deref())?
+        .filter(|_| !args.exclusive)
+    else {
+        return Ok(Mode::Exclusive);
+    };
+    let most = setting
+        .text
+        .parse()
+        .ok()
+        .filter(|most| (1..=PERMITS).contains(most));
     let Some(most) = most else {
         let why = format!("{:?} is no number of permits", short(&setting.text));
-        return Err(setting.refuse(why).hint(format!("1 to {PERMITS} holders at once")));
+        return Err(setting
+            .refuse(why)
+            .hint(format!("1 to {PERMITS} holders at once")));
     };
     if !also.is_empty() {
-        // With several locks, it would be ambiguous to which lock DLOCK_PERMIT and the number of permits belong.
-        return Err(setting.refuse("it is for one key").hint("a run inside of a run takes permits of another lock"));
+        // With several locks, it would be ambiguous to which lock DLOCK_PERMIT and the number of
+        // permits belong.
+        return Err(setting
+            .refuse("it is for one key")
+            .hint("a run inside of a run takes permits of another lock"));
     }
     Ok(Mode::Permits(most))
 }
@@ -86,18 +111,25 @@ pub fn wait_policy(wait: Option<&str>, nonblock: bool, layers: &Layers<'_>) -> R
     match (wait, nonblock) {
         (Some(_), true) => {
             return Err(
-                Error::new(Kind::Usage, "--wait and --nonblock exclude each other").hint("-w 30s waits for 30 seconds, -n does not wait")
+                Error::new(Kind::Usage, "--wait and --nonblock exclude each other")
+                    .hint("-w 30s waits for 30 seconds, -n does not wait"),
             );
         }
         (None, true) => return Ok(WaitPolicy::Try),
         _ => {}
     }
-    let Some(setting) = layers.get("wait", wait)? else { return Ok(WaitPolicy::Try) };
+    let Some(setting) = layers.get("wait", wait)? else {
+        return Ok(WaitPolicy::Try);
+    };
     if setting.text == "forever" {
         return Ok(WaitPolicy::Forever);
     }
     let length = setting.duration("a wait is 0 or more, or forever")?;
-    Ok(if length.is_zero() { WaitPolicy::Try } else { WaitPolicy::For(length) })
+    Ok(if length.is_zero() {
+        WaitPolicy::Try
+    } else {
+        WaitPolicy::For(length)
+    })
 }
 
 /// Returns the exit status for a busy lock.
@@ -105,7 +137,9 @@ pub fn wait_policy(wait: Option<&str>, nonblock: bool, layers: &Layers<'_>) -> R
 /// # Errors
 /// If the value is not an exit status.
 pub fn conflict_status(flag: Option<&str>, layers: &Layers<'_>) -> Result<u8> {
-    layers.get("conflict_exit_code", flag)?.map_or(Ok(exit::BUSY), |setting| setting.status())
+    layers
+        .get("conflict_exit_code", flag)?
+        .map_or(Ok(exit::BUSY), |setting| setting.status())
 }
 
 /// Returns the note of the hold.
@@ -113,6 +147,9 @@ pub fn conflict_status(flag: Option<&str>, layers: &Layers<'_>) -> Result<u8> {
 /// # Errors
 /// If the text is too long or has control characters.
 pub fn describe(flag: Option<&str>, layers: &Layers<'_>) -> Result<Option<String>> {
-    let text = layers.get("describe", flag)?.map(|setting| setting.line(DESCRIPTION)).transpose()?;
+    let text = layers
+        .get("describe", flag)?
+        .map(|setting| setting.line(DESCRIPTION))
+        .transpose()?;
     Ok(text.filter(|text| !text.is_empty()))
 }

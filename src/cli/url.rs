@@ -1,6 +1,7 @@
 //! Parses backend URLs, and redacts them for messages.
 //!
-//! Parse errors never repeat a URL's text: a password that is not properly encoded may be anywhere in it.
+//! Parse errors never repeat a URL's text: a password that is not properly encoded may be anywhere
+//! in it.
 
 use percent_encoding::percent_decode_str;
 
@@ -24,25 +25,40 @@ pub struct Url {
 /// Returns the text's scheme in lower case, if it has one.
 pub fn scheme(text: &str) -> Option<String> {
     let (scheme, _) = text.split_once(':')?;
-    let plain = scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
-    (plain && scheme.bytes().next().is_some_and(|b| b.is_ascii_alphabetic())).then(|| scheme.to_ascii_lowercase())
+    let plain = scheme
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
+    (plain
+        && scheme
+            .bytes()
+            .next()
+            .is_some_and(|b| b.is_ascii_alphabetic()))
+    .then(|| scheme.to_ascii_lowercase())
 }
 
 /// Whether a URL, well-formed or not, may hold a password.
 pub fn has_password(text: &str) -> bool {
     let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
-    text.contains(':') && rest.rsplit_once('@').is_some_and(|(before, _)| before.contains(':'))
+    text.contains(':')
+        && rest
+            .rsplit_once('@')
+            .is_some_and(|(before, _)| before.contains(':'))
 }
 
 /// Returns the URL without anything that may be secret, for messages. The URL may be malformed.
 pub fn redacted(text: &str) -> String {
-    let (scheme, rest) = text.split_once("://").map_or(("", text), |(scheme, rest)| (scheme, rest));
+    let (scheme, rest) = text
+        .split_once("://")
+        .map_or(("", text), |(scheme, rest)| (scheme, rest));
     let rest = rest.split('?').next().unwrap_or_default();
     let shown = match text.rsplit_once('@') {
         // Split at the last @: a password before it may contain another one.
         Some((_, after)) => {
             // A user without a password may be a misplaced password.
-            let user = rest.split_once(':').map(|(user, _)| user).filter(|user| !user.is_empty() && !user.contains(['@', '/']));
+            let user = rest
+                .split_once(':')
+                .map(|(user, _)| user)
+                .filter(|user| !user.is_empty() && !user.contains(['@', '/']));
             let user = user.map(|user| format!("{user}:")).unwrap_or_default();
             format!("{user}***@{}", after.split('?').next().unwrap_or_default())
         }
@@ -67,7 +83,10 @@ impl Url {
         if rest.contains('#') || query.contains('#') {
             return Err("it has a # that is not written as %23".into());
         }
-        let mut url = Self { scheme, ..Self::default() };
+        let mut url = Self {
+            scheme,
+            ..Self::default()
+        };
         if let Some(rest) = rest.strip_prefix("//") {
             let slash = rest.find('/').unwrap_or(rest.len());
             let (authority, path) = rest.split_at(slash);
@@ -77,7 +96,9 @@ impl Url {
             url.path = decode(rest)?;
         }
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').ok_or("a parameter has no value: it is written name=value")?;
+            let (name, value) = pair
+                .split_once('=')
+                .ok_or("a parameter has no value: it is written name=value")?;
             url.query.push((decode(name)?, decode(value)?));
         }
         Ok(url)
@@ -86,12 +107,17 @@ impl Url {
     fn authority(&mut self, authority: &str) -> Result<(), String> {
         let hosts = match authority.rsplit_once('@') {
             Some((who, hosts)) => {
-                let (user, password) = who.split_once(':').map_or((who, None), |(user, password)| (user, Some(password)));
+                let (user, password) = who
+                    .split_once(':')
+                    .map_or((who, None), |(user, password)| (user, Some(password)));
                 if user.contains('@') || password.is_some_and(|p| p.contains(['@', ':'])) {
                     return Err("its user or password has characters that must be percent-encoded (@ is %40, : is %3A, / is %2F)".into());
                 }
                 self.user = Some(decode(user)?).filter(|user| !user.is_empty());
-                self.password = password.map(decode).transpose()?.filter(|password| !password.is_empty());
+                self.password = password
+                    .map(decode)
+                    .transpose()?
+                    .filter(|password| !password.is_empty());
                 hosts
             }
             None => authority,
@@ -105,15 +131,21 @@ impl Url {
 
 fn host_and_port(text: &str) -> Result<(String, Option<u16>), String> {
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
-        let (address, rest) = rest.split_once(']').ok_or("an IPv6 address has no closing bracket")?;
-        address.parse::<std::net::Ipv6Addr>().map_err(|_| "what stands in brackets is no IPv6 address")?;
+        let (address, rest) = rest
+            .split_once(']')
+            .ok_or("an IPv6 address has no closing bracket")?;
+        address
+            .parse::<std::net::Ipv6Addr>()
+            .map_err(|_| "what stands in brackets is no IPv6 address")?;
         match rest.strip_prefix(':') {
             Some(port) => (address.to_owned(), Some(port)),
             None if rest.is_empty() => (address.to_owned(), None),
             None => return Err("something stands between an IPv6 address and its port".into()),
         }
     } else {
-        let (host, port) = text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)));
+        let (host, port) = text
+            .split_once(':')
+            .map_or((text, None), |(host, port)| (host, Some(port)));
         if port.is_some_and(|port| port.contains(':')) {
             return Err("its host has too many colons: an IPv6 address stands in brackets, a password before an @".into());
         }
@@ -121,12 +153,22 @@ fn host_and_port(text: &str) -> Result<(String, Option<u16>), String> {
         if host.is_empty() {
             return Err("it has no host".into());
         }
-        if !host.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c)) {
+        if !host
+            .chars()
+            .all(|c| c.is_alphanumeric() || "-_.".contains(c))
+        {
             return Err("its host has characters that no host has".into());
         }
         (host, port)
     };
-    let port = port.map(|port| port.parse().ok().filter(|port| *port != 0).ok_or("its port is no number from 1 to 65535")).transpose()?;
+    let port = port
+        .map(|port| {
+            port.parse()
+                .ok()
+                .filter(|port| *port != 0)
+                .ok_or("its port is no number from 1 to 65535")
+        })
+        .transpose()?;
     Ok((host, port))
 }
 
@@ -134,11 +176,17 @@ fn decode(text: &str) -> Result<String, String> {
     let mut rest = text;
     while let Some(at) = rest.find('%') {
         rest = &rest[at + 1..];
-        if !rest.as_bytes().get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)) {
+        if !rest
+            .as_bytes()
+            .get(..2)
+            .is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+        {
             return Err("it has a % that is not written as %25".into());
         }
     }
-    let decoded = percent_decode_str(text).decode_utf8().map_err(|_| "it is not UTF-8 once it is decoded")?;
+    let decoded = percent_decode_str(text)
+        .decode_utf8()
+        .map_err(|_| "it is not UTF-8 once it is decoded")?;
     if decoded.chars().any(char::is_control) {
         return Err("it has control characters".into());
     }
@@ -152,20 +200,33 @@ mod tests {
 
     #[test]
     fn a_url_is_parsed() {
-        let url = Url::parse("REDISS://ana:p%40ss%2F@r1:6380,[::1]:1,[fe80::2]/3?ttl=60s&cacert=%2Fetc%2Fca.pem").unwrap();
+        let url = Url::parse(
+            "REDISS://ana:p%40ss%2F@r1:6380,[::1]:1,[fe80::2]/3?ttl=60s&cacert=%2Fetc%2Fca.pem",
+        )
+        .unwrap();
         assert_eq!(
             url,
             Url {
                 scheme: "rediss".into(),
                 user: Some("ana".into()),
                 password: Some("p@ss/".into()),
-                hosts: vec![("r1".into(), Some(6380)), ("::1".into(), Some(1)), ("fe80::2".into(), None)],
+                hosts: vec![
+                    ("r1".into(), Some(6380)),
+                    ("::1".into(), Some(1)),
+                    ("fe80::2".into(), None)
+                ],
                 path: "/3".into(),
-                query: vec![("ttl".into(), "60s".into()), ("cacert".into(), "/etc/ca.pem".into())],
+                query: vec![
+                    ("ttl".into(), "60s".into()),
+                    ("cacert".into(), "/etc/ca.pem".into())
+                ],
             }
         );
         assert_eq!(Url::parse("sqlite:///a%20b").unwrap().path, "/a b");
-        assert_eq!(Url::parse("redis://:pw@h").unwrap().password.as_deref(), Some("pw"));
+        assert_eq!(
+            Url::parse("redis://:pw@h").unwrap().password.as_deref(),
+            Some("pw")
+        );
         assert_eq!(Url::parse("redis://:pw@h").unwrap().user, None);
     }
 
@@ -199,7 +260,10 @@ mod tests {
 
     #[test]
     fn redacted_urls_have_no_secret() {
-        assert_eq!(redacted("redis://u:hunter2@h:1/0?x=hunter2"), "redis://u:***@h:1/0");
+        assert_eq!(
+            redacted("redis://u:hunter2@h:1/0?x=hunter2"),
+            "redis://u:***@h:1/0"
+        );
         assert_eq!(redacted("redis://u:hun@ter2@h"), "redis://u:***@h");
         assert_eq!(redacted("redis://u:hunt/er2@h"), "redis://u:***@h");
         assert_eq!(redacted("redis://u:hunt?er2@h"), "redis://u:***@h");
@@ -207,8 +271,16 @@ mod tests {
         assert_eq!(redacted("redis://:hunter2@h"), "redis://***@h");
         assert_eq!(redacted("u:hunter2@h"), "u:***@h");
         assert_eq!(redacted("redis://h"), "redis://h");
-        assert!(has_password("redis://u:p@h") && has_password("redis://:p@h") && has_password("redis:u:p@h"));
-        assert!(!has_password("redis://u@h") && !has_password("redis://h:6379") && !has_password("prod"));
+        assert!(
+            has_password("redis://u:p@h")
+                && has_password("redis://:p@h")
+                && has_password("redis:u:p@h")
+        );
+        assert!(
+            !has_password("redis://u@h")
+                && !has_password("redis://h:6379")
+                && !has_password("prod")
+        );
     }
 
     #[test]

@@ -20,26 +20,50 @@ use crate::{
 ///
 /// # Errors
 /// The first invalid setting.
-pub(super) fn break_settings(key: Key, how: breaking::BreakArgs) -> Result<breaking::BreakSettings> {
+pub(super) fn break_settings(
+    key: Key,
+    how: breaking::BreakArgs,
+) -> Result<breaking::BreakSettings> {
     let ending = |text: String| {
-        let no_fence = || Error::new(Kind::Usage, format!("--fence: {:?} is no fence", short(&text))).hint("dlock inspect shows it");
+        let no_fence = || {
+            Error::new(
+                Kind::Usage,
+                format!("--fence: {:?} is no fence", short(&text)),
+            )
+            .hint("dlock inspect shows it")
+        };
         breaking::Ending::parse(&text).ok_or_else(no_fence)
     };
     let fence = how.fence.map(ending).transpose()?;
     let reason = how.reason.map(reason).transpose()?;
-    Ok(breaking::BreakSettings { key, fence, reason, yes: how.yes, now: how.now })
+    Ok(breaking::BreakSettings {
+        key,
+        fence,
+        reason,
+        yes: how.yes,
+        now: how.now,
+    })
 }
 
 /// Returns the settings of `break --host`.
 ///
 /// # Errors
 /// The first invalid setting.
-pub(super) fn break_host_settings(globals: &Globals, how: breaking::BreakArgs) -> Result<breaking::host::HostSettings> {
+pub(super) fn break_host_settings(
+    globals: &Globals,
+    how: breaking::BreakArgs,
+) -> Result<breaking::host::HostSettings> {
     if how.fence.is_some() {
-        return Err(Error::new(Kind::Usage, "--fence is for one key").hint("--host NAME breaks all holds of a host"));
+        return Err(Error::new(Kind::Usage, "--fence is for one key")
+            .hint("--host NAME breaks all holds of a host"));
     }
     let host = globals.host.clone().unwrap_or_default();
-    Ok(breaking::host::HostSettings { host, reason: how.reason.map(reason).transpose()?, yes: how.yes, now: how.now })
+    Ok(breaking::host::HostSettings {
+        host,
+        reason: how.reason.map(reason).transpose()?,
+        yes: how.yes,
+        now: how.now,
+    })
 }
 
 /// Returns the settings of `list`.
@@ -47,38 +71,72 @@ pub(super) fn break_host_settings(globals: &Globals, how: breaking::BreakArgs) -
 /// # Errors
 /// The first invalid setting.
 pub(super) fn list_settings(args: list::Args, host: Option<String>) -> Result<list::ListSettings> {
-    let flag = |text: Option<String>, name| text.map(|text| Setting { text, origin: Origin::Flag(name) });
+    let flag = |text: Option<String>, name| {
+        text.map(|text| Setting {
+            text,
+            origin: Origin::Flag(name),
+        })
+    };
     let order = match args.sort.as_deref() {
         Some("since") => list::SortBy::Since,
         Some("expires") => list::SortBy::Expires,
         Some("wait") => list::SortBy::Wait,
         _ => list::SortBy::Key,
     };
-    let held_longer_than =
-        flag(args.held_longer_than, "--held-longer-than").map(|setting| setting.duration("a time is 0 or more")).transpose()?;
-    let range = (Duration::from_millis(100), Duration::from_secs(24 * 3600), "a look is taken every 100ms to 24h");
-    let watch = flag(args.watch, "--watch").map(|setting| setting.within(range)).transpose()?;
+    let held_longer_than = flag(args.held_longer_than, "--held-longer-than")
+        .map(|setting| setting.duration("a time is 0 or more"))
+        .transpose()?;
+    let range = (
+        Duration::from_millis(100),
+        Duration::from_secs(24 * 3600),
+        "a look is taken every 100ms to 24h",
+    );
+    let watch = flag(args.watch, "--watch")
+        .map(|setting| setting.within(range))
+        .transpose()?;
     let all = args.all || args.choice.failed || args.choice.since.is_some();
     let choice = choice(args.choice, host)?;
-    Ok(list::ListSettings { start: args.start.unwrap_or_default(), order, held_longer_than, watch, all, choice })
+    Ok(list::ListSettings {
+        start: args.start.unwrap_or_default(),
+        order,
+        held_longer_than,
+        watch,
+        all,
+        choice,
+    })
 }
 
 /// Returns the settings of `history`.
 ///
 /// # Errors
 /// The first invalid setting.
-pub(super) fn history_settings(key: Option<Key>, args: history::Args, host: Option<String>) -> Result<history::HistorySettings> {
-    Ok(history::HistorySettings { key, last: args.last, timeline: args.timeline, choice: choice(args.choice, host)? })
+pub(super) fn history_settings(
+    key: Option<Key>,
+    args: history::Args,
+    host: Option<String>,
+) -> Result<history::HistorySettings> {
+    Ok(history::HistorySettings {
+        key,
+        last: args.last,
+        timeline: args.timeline,
+        choice: choice(args.choice, host)?,
+    })
 }
 
-/// Returns the filter for runs. These commands take no lock, so `--host` filters instead of naming this machine.
+/// Returns the filter for runs. These commands take no lock, so `--host` filters instead of naming
+/// this machine.
 fn choice(args: ChoiceArgs, host: Option<String>) -> Result<Choice> {
-    let since = args.since.map(|text| Setting { text, origin: Origin::Flag("--since") });
+    let since = args.since.map(|text| Setting {
+        text,
+        origin: Origin::Flag("--since"),
+    });
     Ok(Choice {
         failed: args.failed,
         host,
         user: args.user,
-        since: since.map(|setting| setting.duration("a time is 0 or more")).transpose()?,
+        since: since
+            .map(|setting| setting.duration("a time is 0 or more"))
+            .transpose()?,
     })
 }
 
@@ -108,7 +166,10 @@ pub(super) fn doctor_settings(
         _ => Role::Run,
     };
     Ok(doctor::DoctorSettings {
-        ttl: layers.get("ttl", args.ttl.as_deref())?.map(|setting| setting.ttl()).transpose()?,
+        ttl: layers
+            .get("ttl", args.ttl.as_deref())?
+            .map(|setting| setting.ttl())
+            .transpose()?,
         print_grants: args.print_grants.as_deref().map(role),
         from: sources::origin(globals, layers)?,
         sources: sources::sources(globals, args.ttl.as_deref(), layers)?,

@@ -1,6 +1,7 @@
 //! Splits a command into words, with the quotes of a shell and nothing else of it.
 
-/// Returns the words: single quotes keep everything, double quotes keep spaces, a backslash keeps the next character.
+/// Returns the words: single quotes keep everything, double quotes keep spaces, a backslash keeps
+/// the next character.
 ///
 /// # Errors
 /// If a quote has no end, or there is no word.
@@ -11,7 +12,9 @@ pub fn split(text: &str) -> Result<Vec<String>, String> {
         match (quote, c) {
             (Some(open), _) if c == open => quote = None,
             (Some('\''), _) => word.get_or_insert_default().push(c),
-            (_, '\\') => word.get_or_insert_default().push(chars.next().ok_or("it ends with a backslash")?),
+            (_, '\\') => word
+                .get_or_insert_default()
+                .push(chars.next().ok_or("it ends with a backslash")?),
             (None, '\'' | '"') => {
                 quote = Some(c);
                 word.get_or_insert_default();
@@ -35,8 +38,14 @@ mod tests {
     #[test]
     fn quotes_and_backslashes_keep_spaces() {
         for (text, words) in [
-            ("vault read -field=password  db/creds/x", &["vault", "read", "-field=password", "db/creds/x"] as &[&str]),
-            (r#" a 'b c' "d e" f\ g '' "#, &["a", "b c", "d e", "f g", ""]),
+            (
+                "vault read -field=password  db/creds/x",
+                &["vault", "read", "-field=password", "db/creds/x"] as &[&str],
+            ),
+            (
+                r#" a 'b c' "d e" f\ g '' "#,
+                &["a", "b c", "d e", "f g", ""],
+            ),
             (r#"x'y z'"\"q" 'a\b'"#, &["xy z\"q", r"a\b"]),
             ("$HOME `id` ; |", &["$HOME", "`id`", ";", "|"]),
         ] {

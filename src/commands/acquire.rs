@@ -55,23 +55,36 @@ pub fn run(settings: &AcquireSettings, context: &Context) -> Result<u8> {
 /// Acquires the lock for one TTL, without a renewer.
 async fn acquire_once(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     context.out.check_token_has_a_reader()?;
-    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
-    match take(&settings.wanted, true, None, context, interrupted(&mut signals)).await? {
-        AcquireResult::Granted(mut holds) => Ok(print(&mut holds, context).await.unwrap_or(exit::OK)),
+    let mut signals = Signals::new()
+        .map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
+    match take(
+        &settings.wanted,
+        true,
+        None,
+        context,
+        interrupted(&mut signals),
+    )
+    .await?
+    {
+        AcquireResult::Granted(mut holds) => {
+            Ok(print(&mut holds, context).await.unwrap_or(exit::OK))
+        }
         AcquireResult::Stopped(signal) => Ok(stopped(signal, &settings.wanted.key, context)),
         AcquireResult::Not(status) => Ok(status),
     }
 }
 
-/// Prints the token of one lock; of several locks a line for each, `TOKEN KEY`, in the order of the command line.
-/// If printing fails, releases the locks and returns an exit status.
+/// Prints the token of one lock; of several locks a line for each, `TOKEN KEY`, in the order of the
+/// command line. If printing fails, releases the locks and returns an exit status.
 async fn print(holds: &mut [TakenLock], context: &Context) -> Option<u8> {
     let out = &context.out;
     let written = match &*holds {
         _ if out.is_json() => out.json(&acquired(holds)),
         [TakenLock { lease, .. }] => out.data(&format!("{}\n", lease.token.reveal())),
         _ => {
-            let line = |TakenLock { lease, .. }: &TakenLock| format!("{} {}\n", lease.token.reveal(), lease.key);
+            let line = |TakenLock { lease, .. }: &TakenLock| {
+                format!("{} {}\n", lease.token.reveal(), lease.key)
+            };
             out.data(&holds.iter().map(line).collect::<String>())
         }
     };
@@ -81,15 +94,31 @@ async fn print(holds: &mut [TakenLock], context: &Context) -> Option<u8> {
 
 /// Releases unused locks. Returns whether that succeeded, for a message.
 async fn undo(holds: &mut [TakenLock], limits: Limits<'_>) -> &'static str {
-    let info = ReleaseInfo { scope: Scope::Tree, ..ReleaseInfo::UNDO };
-    let free = release(holds, &info, limits).await.iter().all(|released| matches!(released, Released::Free));
-    if free { "the lock was given back" } else { "the lock stays until its lease ends" }
+    let info = ReleaseInfo {
+        scope: Scope::Tree,
+        ..ReleaseInfo::UNDO
+    };
+    let free = release(holds, &info, limits)
+        .await
+        .iter()
+        .all(|released| matches!(released, Released::Free));
+    if free {
+        "the lock was given back"
+    } else {
+        "the lock stays until its lease ends"
+    }
 }
 
 /// Returns the JSON output.
 pub(super) fn acquired(holds: &[TakenLock]) -> json::Acquired<'_> {
     let leases: Vec<_> = holds.iter().map(|hold| &hold.lease).collect();
-    json::Acquired::new(&leases, holds.first().map(|hold| hold.backend.identity().url).unwrap_or_default())
+    json::Acquired::new(
+        &leases,
+        holds
+            .first()
+            .map(|hold| hold.backend.identity().url)
+            .unwrap_or_default(),
+    )
 }
 
 /// Reports that a signal ended the wait.

@@ -67,20 +67,31 @@ pub struct Ending(String);
 impl Ending {
     /// Parses the digits, after an optional ellipsis; `None` if the text has other characters.
     pub fn parse(text: &str) -> Option<Self> {
-        let digits = text.strip_prefix('…').or_else(|| text.strip_prefix("...")).unwrap_or(text);
-        let is_number = !digits.is_empty() && digits.len() <= 20 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let digits = text
+            .strip_prefix('…')
+            .or_else(|| text.strip_prefix("..."))
+            .unwrap_or(text);
+        let is_number = !digits.is_empty()
+            && digits.len() <= 20
+            && digits.bytes().all(|byte| byte.is_ascii_digit());
         is_number.then(|| Self(digits.to_owned()))
     }
 
     /// Returns the holders whose fence ends with these digits; on a full match, only that holder.
     fn of<'a>(&self, holders: &'a [Holder]) -> Vec<&'a Holder> {
         let fence = |holder: &Holder| holder.fence.map(|fence| fence.to_string());
-        if let Some(whole) = holders.iter().find(|holder| fence(holder).as_ref() == Some(&self.0)) {
+        if let Some(whole) = holders
+            .iter()
+            .find(|holder| fence(holder).as_ref() == Some(&self.0))
+        {
             return vec![whole];
         }
         // Fewer digits may match another hold that began meanwhile.
         let tells = self.0.len() >= ENDING;
-        holders.iter().filter(|holder| tells && fence(holder).is_some_and(|fence| fence.ends_with(&self.0))).collect()
+        holders
+            .iter()
+            .filter(|holder| tells && fence(holder).is_some_and(|fence| fence.ends_with(&self.0)))
+            .collect()
     }
 }
 
@@ -110,7 +121,8 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
         None => error.hint("--yes --reason TEXT breaks it without asking; add --fence N, as dlock inspect shows it"),
         Some(_) => error,
     })?;
-    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
+    let mut signals = Signals::new()
+        .map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
     let state = tokio::select! {
         biased;
@@ -120,10 +132,16 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     context.tell(&mut *backend);
     let store = backend.identity().url;
     let Some(seen) = choose(&settings, &state.holders)? else {
-        let why = if settings.fence.is_some() { "no such hold has the lock any more" } else { "the lock has no holder" };
+        let why = if settings.fence.is_some() {
+            "no such hold has the lock any more"
+        } else {
+            "the lock has no holder"
+        };
         return Ok(out.not_broken(&settings.key, &store, why));
     };
-    let number = seen.fence.ok_or_else(|| unrecorded(seen).key(&settings.key))?;
+    let number = seen
+        .fence
+        .ok_or_else(|| unrecorded(seen).key(&settings.key))?;
     // The operator must know that no process can answer.
     if !settings.now && !listens(seen) {
         announce(&settings, seen, context);
@@ -132,7 +150,11 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
         out.notice(&format!("{}: not broken", settings.key.escaped()));
         return Ok(exit::NOT_HELD);
     }
-    let us = Break { by: consent::operator(context), why: settings.reason.clone(), seen: false };
+    let us = Break {
+        by: consent::operator(context),
+        why: settings.reason.clone(),
+        seen: false,
+    };
     if !settings.now && listens(seen) {
         announce(&settings, seen, context);
     }
@@ -141,19 +163,36 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     let breaking = lease::break_hold(
         &mut *backend,
         &BootClock,
-        BreakRequest { key: &settings.key, seen, fence: number, mark: &us, at_once: settings.now },
+        BreakRequest {
+            key: &settings.key,
+            seen,
+            fence: number,
+            mark: &us,
+            at_once: settings.now,
+        },
         context.limits(),
         interrupted(&mut signals),
         |holder| {
-            if holder.broken.as_ref().is_some_and(|mark| mark.seen) && !std::mem::replace(&mut stopping, true) {
-                out.notice(&format!("{}: the holder is stopping what it runs", settings.key.escaped()));
+            if holder.broken.as_ref().is_some_and(|mark| mark.seen)
+                && !std::mem::replace(&mut stopping, true)
+            {
+                out.notice(&format!(
+                    "{}: the holder is stopping what it runs",
+                    settings.key.escaped()
+                ));
             }
         },
     );
     let how = match breaking.await? {
         BreakOutcome::Over => "given_back",
         BreakOutcome::Evicted => "evicted",
-        BreakOutcome::Changed => return Ok(out.not_broken(&settings.key, &store, "the holder changed meanwhile: nothing was done")),
+        BreakOutcome::Changed => {
+            return Ok(out.not_broken(
+                &settings.key,
+                &store,
+                "the holder changed meanwhile: nothing was done",
+            ));
+        }
         BreakOutcome::Stopped(signal) => {
             out.notice(&format!(
                 "{}: the request to stop stays, {}; dlock inspect {} tells whether the holder did",
@@ -166,25 +205,54 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     };
     if out.is_json() {
         let waited = BootClock.now().since(began);
-        return Ok(out.finish(out.json(&json::WasBroken::new(&settings.key, &store, number, how, waited)), exit::OK));
+        return Ok(out.finish(
+            out.json(&json::WasBroken::new(
+                &settings.key,
+                &store,
+                number,
+                how,
+                waited,
+            )),
+            exit::OK,
+        ));
     }
-    let rest = if state.holders.len() > 1 { "that hold is over, the others have the lock" } else { "the lock is free" };
+    let rest = if state.holders.len() > 1 {
+        "that hold is over, the others have the lock"
+    } else {
+        "the lock is free"
+    };
     out.notice(&format!("{}: broken, {rest}", settings.key.escaped()));
     Ok(exit::OK)
 }
 
-/// Returns the state of the lock. A store whose lock is taken before the hold is recorded shows no fence in between, and a hold of a session
-/// looks like another program's: such holds are looked at again.
+/// Returns the state of the lock. A store whose lock is taken before the hold is recorded shows no
+/// fence in between, and a hold of a session looks like another program's: such holds are looked at
+/// again.
 async fn look(key: &Key, context: &Context, backend: &mut dyn Backend) -> Result<LockState> {
     let (limits, began) = (context.limits(), BootClock.now());
     loop {
         let question = async |backend: &mut dyn Backend| backend.inspect(key).await;
-        let state = ask(&mut *backend, &BootClock, limits, ("break", Some(key)), question).await?;
-        let mut unrecorded = state.holders.iter().filter(|holder| holder.fence.is_none()).peekable();
+        let state = ask(
+            &mut *backend,
+            &BootClock,
+            limits,
+            ("break", Some(key)),
+            question,
+        )
+        .await?;
+        let mut unrecorded = state
+            .holders
+            .iter()
+            .filter(|holder| holder.fence.is_none())
+            .peekable();
         if unrecorded.peek().is_none() {
             return Ok(state);
         }
-        let longest = if unrecorded.all(|holder| holder.foreign) { FOREIGN } else { limits.answer };
+        let longest = if unrecorded.all(|holder| holder.foreign) {
+            FOREIGN
+        } else {
+            limits.answer
+        };
         let next = BootClock.now().plus(LOOK);
         if next.since(began) > longest {
             return Ok(state);
@@ -197,11 +265,17 @@ async fn look(key: &Key, context: &Context, backend: &mut dyn Backend) -> Result
 fn unrecorded(holder: &Holder) -> Error {
     let who = described(holder);
     if holder.foreign {
-        return Error::new(Kind::Unsupported, format!("{who} has it, and does not listen to dlock"))
-            .hint("the program that took the lock must release it, or its lease ends");
+        return Error::new(
+            Kind::Unsupported,
+            format!("{who} has it, and does not listen to dlock"),
+        )
+        .hint("the program that took the lock must release it, or its lease ends");
     }
-    Error::new(Kind::Unavailable, format!("{who} has it, but could not record its hold yet"))
-        .hint("try again; dlock doctor tells whether the store accepts changes")
+    Error::new(
+        Kind::Unavailable,
+        format!("{who} has it, but could not record its hold yet"),
+    )
+    .hint("try again; dlock doctor tells whether the store accepts changes")
 }
 
 /// Returns the hold to break; `None` if it does not exist.
@@ -222,13 +296,26 @@ fn choose<'a>(settings: &BreakSettings, holders: &'a [Holder]) -> Result<Option<
 
 /// Reports whose hold dlock breaks, and the expected effect.
 fn announce(settings: &BreakSettings, seen: &Holder, context: &Context) {
-    let (key, who, left) = (settings.key.escaped(), described(seen), seen.expires_in.map(crate::output::age));
+    let (key, who, left) = (
+        settings.key.escaped(),
+        described(seen),
+        seen.expires_in.map(crate::output::age),
+    );
     if listens(seen) {
-        let left = left.map(|left| format!("; free in {left} at most")).unwrap_or_default();
-        context.out.notice(&format!("{key}: held by {who}: asked to stop{left}"));
+        let left = left
+            .map(|left| format!("; free in {left} at most"))
+            .unwrap_or_default();
+        context
+            .out
+            .notice(&format!("{key}: held by {who}: asked to stop{left}"));
         return;
     }
-    let pid = seen.metadata.as_ref().and_then(|metadata| metadata.pid).map(|pid| format!(" by pid {pid}")).unwrap_or_default();
+    let pid = seen
+        .metadata
+        .as_ref()
+        .and_then(|metadata| metadata.pid)
+        .map(|pid| format!(" by pid {pid}"))
+        .unwrap_or_default();
     let left = left.map(|left| format!(" in {left}")).unwrap_or_default();
     context.out.notice_with_hint(
         &format!("{key}: held by {who}: acquired{pid}; no dlock answers, the lease ends{left}"),
@@ -236,13 +323,26 @@ fn announce(settings: &BreakSettings, seen: &Holder, context: &Context) {
     );
 }
 
-/// Whether a process renews the hold and can react to a break: a hold that was acquired for no program has none.
+/// Whether a process renews the hold and can react to a break: a hold that was acquired for no
+/// program has none.
 pub(super) fn listens(seen: &Holder) -> bool {
-    !seen.detached || seen.metadata.as_ref().is_some_and(|metadata| metadata.command.is_some())
+    !seen.detached
+        || seen
+            .metadata
+            .as_ref()
+            .is_some_and(|metadata| metadata.command.is_some())
 }
 
 /// Asks for confirmation on the terminal.
 fn agreed(settings: &BreakSettings, seen: &Holder) -> Result<bool> {
-    let consequence = if settings.now { " Its command may still run, next to the next holder's." } else { "" };
-    consent::agreed(&format!("break {}, held by {}?{consequence}", settings.key.escaped(), described(seen)))
+    let consequence = if settings.now {
+        " Its command may still run, next to the next holder's."
+    } else {
+        ""
+    };
+    consent::agreed(&format!(
+        "break {}, held by {}?{consequence}",
+        settings.key.escaped(),
+        described(seen)
+    ))
 }

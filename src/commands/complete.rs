@@ -11,18 +11,24 @@ use crate::{
 /// How long a completion waits for the store.
 const LIMIT: Duration = Duration::from_millis(300);
 
-/// Returns the keys of held locks, or the fences of one lock; nothing if the store does not answer in time.
+/// Returns the keys of held locks, or the fences of one lock; nothing if the store does not answer
+/// in time.
 pub fn values(context: &Context, key: Option<&Key>) -> Vec<String> {
     let mut backend = open_as_it_is(context);
     let work = async {
         let until = BootClock.now().plus(LIMIT);
         let answer = bounded(&BootClock, until, async {
             match key {
-                None => backend.list("", &Progress::default()).await.map(|locks| locks.iter().map(|lock| lock.key.to_string()).collect()),
-                Some(key) => backend
-                    .inspect(key)
+                None => backend
+                    .list("", &Progress::default())
                     .await
-                    .map(|lock| lock.holders.iter().filter_map(|holder| Some(holder.fence?.to_string())).collect()),
+                    .map(|locks| locks.iter().map(|lock| lock.key.to_string()).collect()),
+                Some(key) => backend.inspect(key).await.map(|lock| {
+                    lock.holders
+                        .iter()
+                        .filter_map(|holder| Some(holder.fence?.to_string()))
+                        .collect()
+                }),
             }
         });
         Ok(answer.await.and_then(Result::ok).unwrap_or_default())

@@ -5,7 +5,9 @@ use clap_complete::{Generator as _, shells};
 
 /// The arguments of `dlock completions`.
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Example:\n  dlock completions bash > ~/.local/share/bash-completion/completions/dlock")]
+#[command(
+    after_help = "Example:\n  dlock completions bash > ~/.local/share/bash-completion/completions/dlock"
+)]
 pub struct Args {
     /// Which shell
     #[arg(value_enum)]
@@ -49,13 +51,19 @@ pub fn text(mut command: clap::Command, shell: Shell) -> Vec<u8> {
     out
 }
 
-/// Registers a function that asks dlock for values, and calls clap's function for options and commands.
+/// Registers a function that asks dlock for values, and calls clap's function for options and
+/// commands.
 fn with_values_for_bash(made: &str) -> String {
     let registration = made.rfind("if [[ \"${BASH_VERSINFO").unwrap_or(made.len());
-    format!("{}{}", made[..registration].trim_end(), include_str!("completions/dlock.bash"))
+    format!(
+        "{}{}",
+        made[..registration].trim_end(),
+        include_str!("completions/dlock.bash")
+    )
 }
 
-/// Replaces clap's `_default` completions with completions of keys, stores or files, by the value's name.
+/// Replaces clap's `_default` completions with completions of keys, stores or files, by the value's
+/// name.
 fn with_values_for_zsh(made: &str) -> String {
     let line = |line: &str| {
         let kind = match line {
@@ -70,5 +78,9 @@ fn with_values_for_zsh(made: &str) -> String {
         line.replace(":_default'", &format!(":{kind}'")) + "\n"
     };
     let made: String = made.lines().map(line).collect();
-    made.replacen("_dlock() {", &format!("{}_dlock() {{", include_str!("completions/dlock.zsh")), 1)
+    made.replacen(
+        "_dlock() {",
+        &format!("{}_dlock() {{", include_str!("completions/dlock.zsh")),
+        1,
+    )
 }

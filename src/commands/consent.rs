@@ -8,12 +8,17 @@ use crate::{
     supervise::with_usual_signals,
 };
 
-/// Checks that the decision is complete before any question. Returns whether the question must still be asked.
-/// `what` is the action, such as "break it".
+/// Checks that the decision is complete before any question. Returns whether the question must
+/// still be asked. `what` is the action, such as "break it".
 ///
 /// # Errors
 /// [`Kind::Usage`] if there is no terminal to ask on, or no reason.
-pub fn check(context: &Context, key: &Key, decision: (bool, Option<&str>), what: &str) -> Result<bool> {
+pub fn check(
+    context: &Context,
+    key: &Key,
+    decision: (bool, Option<&str>),
+    what: &str,
+) -> Result<bool> {
     check_for(decision, what, context).map_err(|error| error.key(key))
 }
 
@@ -21,14 +26,22 @@ pub fn check(context: &Context, key: &Key, decision: (bool, Option<&str>), what:
 ///
 /// # Errors
 /// The same as for [`check`].
-pub fn check_for((yes, reason): (bool, Option<&str>), what: &str, context: &Context) -> Result<bool> {
+pub fn check_for(
+    (yes, reason): (bool, Option<&str>),
+    what: &str,
+    context: &Context,
+) -> Result<bool> {
     let out = &context.out;
     let attended = io::stdin().is_terminal() && out.attended() && !out.is_json();
     if !yes && !attended {
-        return Err(Error::new(Kind::Usage, format!("there is no terminal to ask whether to {what}")));
+        return Err(Error::new(
+            Kind::Usage,
+            format!("there is no terminal to ask whether to {what}"),
+        ));
     }
     if yes && !attended && reason.is_none() {
-        return Err(Error::new(Kind::Usage, "no reason is given").hint("--reason TEXT tells the holder, and the history"));
+        return Err(Error::new(Kind::Usage, "no reason is given")
+            .hint("--reason TEXT tells the holder, and the history"));
     }
     Ok(!yes)
 }
@@ -52,10 +65,17 @@ pub fn agreed(question: &str) -> Result<bool> {
 
 /// Returns the operator: `user@host`.
 pub fn operator(context: &Context) -> String {
-    context.host.as_ref().map_or_else(here, |host| format!("{}@{host}", user_name()))
+    context
+        .host
+        .as_ref()
+        .map_or_else(here, |host| format!("{}@{host}", user_name()))
 }
 
 /// Returns the operator on this host, regardless of `--host`.
 pub fn here() -> String {
-    format!("{}@{}", user_name(), rustix::system::uname().nodename().to_string_lossy())
+    format!(
+        "{}@{}",
+        user_name(),
+        rustix::system::uname().nodename().to_string_lossy()
+    )
 }

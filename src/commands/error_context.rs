@@ -1,4 +1,5 @@
-//! Context from the configuration for a store's error: the rejected user, and the server expected at that address.
+//! Context from the configuration for a store's error: the rejected user, and the server expected
+//! at that address.
 
 use super::{BackendConfig, Context};
 use crate::lock::{Error, Kind};
@@ -12,8 +13,10 @@ impl Context {
                 error.message = format!("{} (user {user})", error.message);
             }
             (Kind::Timeout, _) if error.message.starts_with("no answer within") => {
-                error.hint =
-                    Some(format!("{} --backend-timeout waits longer", backend.expected(error.backend.as_deref().unwrap_or_default())));
+                error.hint = Some(format!(
+                    "{} --backend-timeout waits longer",
+                    backend.expected(error.backend.as_deref().unwrap_or_default())
+                ));
             }
             _ => {}
         }
@@ -38,7 +41,10 @@ impl BackendConfig {
     /// Returns a question that names the expected server.
     fn expected(&self, url: &str) -> String {
         let (scheme, _) = url.split_once(':').unwrap_or_default();
-        let tls = matches!(scheme, "rediss" | "redlocks" | "tairs" | "etcds" | "zookeepers") || scheme.starts_with("rediss+");
+        let tls = matches!(
+            scheme,
+            "rediss" | "redlocks" | "tairs" | "etcds" | "zookeepers"
+        ) || scheme.starts_with("rediss+");
         let server = match self {
             Self::Sqlite { .. } => return "is another process at work on the file?".into(),
             Self::Redis(_) | Self::Redlock(_) | Self::Tair(_) => "Redis",

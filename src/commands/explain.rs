@@ -48,7 +48,15 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
     let mut stored_as = String::new();
     for key in std::iter::once(&run.key).chain(&run.also) {
         let question = async |b: &mut dyn Backend| b.inspect(key).await;
-        let state = ask(&mut *backend, &BootClock, context.limits(), ("explain", Some(key)), question).await?.in_order();
+        let state = ask(
+            &mut *backend,
+            &BootClock,
+            context.limits(),
+            ("explain", Some(key)),
+            question,
+        )
+        .await?
+        .in_order();
         if *key == run.key {
             stored_as.clone_from(&state.stored_as);
         }
@@ -73,16 +81,38 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
         out.data(&explain::view(&explained, out.table_style()))
     };
     let status = out.finish(written, exit::OK);
-    if let Some(program) = run.command.first().and_then(|program| works_elsewhere(program)) {
-        let text = format!("{}: {program} hands its work to another process, which goes on when the lock is lost", run.key.escaped());
-        out.warn_with_hint(&text, "man dlock-cron (WORK THAT RUNS ELSEWHERE) has a recipe for it");
+    if let Some(program) = run
+        .command
+        .first()
+        .and_then(|program| works_elsewhere(program))
+    {
+        let text = format!(
+            "{}: {program} hands its work to another process, which goes on when the lock is lost",
+            run.key.escaped()
+        );
+        out.warn_with_hint(
+            &text,
+            "man dlock-cron (WORK THAT RUNS ELSEWHERE) has a recipe for it",
+        );
     }
     Ok(status)
 }
 
 /// Programs that let a daemon, a server or another host do their work.
-const ELSEWHERE: [&str; 12] =
-    ["ssh", "docker", "podman", "nerdctl", "kubectl", "systemd-run", "at", "batch", "psql", "mysql", "mariadb", "sqlcmd"];
+const ELSEWHERE: [&str; 12] = [
+    "ssh",
+    "docker",
+    "podman",
+    "nerdctl",
+    "kubectl",
+    "systemd-run",
+    "at",
+    "batch",
+    "psql",
+    "mysql",
+    "mariadb",
+    "sqlcmd",
+];
 
 /// Returns the name of a program that dlock can't stop the work of.
 pub(super) fn works_elsewhere(program: &OsStr) -> Option<&'static str> {
@@ -90,15 +120,25 @@ pub(super) fn works_elsewhere(program: &OsStr) -> Option<&'static str> {
     ELSEWHERE.into_iter().find(|known| name == *known)
 }
 
-/// Returns the run's expected outcome for one of its locks. It uses the host's clock; the store uses its own.
-async fn judge(run: &run::RunSettings, key: &Key, state: LockState, backend: &mut dyn Backend, context: &Context) -> Result<Prediction> {
+/// Returns the run's expected outcome for one of its locks. It uses the host's clock; the store
+/// uses its own.
+async fn judge(
+    run: &run::RunSettings,
+    key: &Key,
+    state: LockState,
+    backend: &mut dyn Backend,
+    context: &Context,
+) -> Result<Prediction> {
     if !has_room(run.mode, &state.holders) {
         return Ok(Prediction::Held(key.clone(), state.holders));
     }
     let record = inspect::record(backend, &state, context).await?;
     let place = collect_metadata(context.host.as_deref(), None, None).place();
     let mut run_policy = run.policy.run_policy(place).filter(|_| *key == run.key);
-    if let Some(run_policy) = run_policy.as_mut().filter(|_| run.wait_policy != WaitPolicy::Try) {
+    if let Some(run_policy) = run_policy
+        .as_mut()
+        .filter(|_| run.wait_policy != WaitPolicy::Try)
+    {
         run_policy.skew_guard = None;
     }
     let denial = record.judge(run_policy.as_ref(), &Token::random(), Now::read().unix_ms());
@@ -114,7 +154,9 @@ fn has_room(mode: Mode, holders: &[Holder]) -> bool {
         Mode::Exclusive => holders.is_empty(),
         Mode::Shared => holders.iter().all(|holder| holder.mode == Mode::Shared),
         Mode::Permits(most) => {
-            let alike = holders.iter().all(|holder| matches!(holder.mode, Mode::Permits(_)));
+            let alike = holders
+                .iter()
+                .all(|holder| matches!(holder.mode, Mode::Permits(_)));
             alike && holders.len() < usize::try_from(most).unwrap_or(usize::MAX)
         }
     }

@@ -35,12 +35,27 @@ pub struct GcSettings {
 /// The store's error.
 pub async fn run(settings: GcSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
-    let question = async |backend: &mut dyn Backend, progress: &Progress| backend.collect(settings.older_than, progress).await;
-    let removed = ask_long(&mut *backend, &BootClock, context.limits(), ("gc", None), question).await?;
+    let question = async |backend: &mut dyn Backend, progress: &Progress| {
+        backend.collect(settings.older_than, progress).await
+    };
+    let removed = ask_long(
+        &mut *backend,
+        &BootClock,
+        context.limits(),
+        ("gc", None),
+        question,
+    )
+    .await?;
     context.tell(&mut *backend);
     let out = &context.out;
     if out.is_json() {
-        return Ok(out.finish(out.json(&json::Collected::new(removed.unwrap_or_default(), &backend.identity().url)), exit::OK));
+        return Ok(out.finish(
+            out.json(&json::Collected::new(
+                removed.unwrap_or_default(),
+                &backend.identity().url,
+            )),
+            exit::OK,
+        ));
     }
     let Some(removed) = removed else {
         let url = backend.identity().url;
@@ -48,6 +63,9 @@ pub async fn run(settings: GcSettings, context: &Context) -> Result<u8> {
         return Ok(exit::OK);
     };
     let locks = if removed == 1 { "lock" } else { "locks" };
-    out.notice(&format!("{}: removed {removed} unused {locks}", backend.identity().url));
+    out.notice(&format!(
+        "{}: removed {removed} unused {locks}",
+        backend.identity().url
+    ));
     Ok(exit::OK)
 }

@@ -58,15 +58,34 @@ const USUAL: usize = 20;
 /// The store's error.
 pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
-    let last = settings.last.map(|last| usize::try_from(last).unwrap_or(usize::MAX));
+    let last = settings
+        .last
+        .map(|last| usize::try_from(last).unwrap_or(usize::MAX));
     if settings.key.is_none() && settings.timeline {
-        return Err(Error::new(Kind::Usage, "--timeline is for one key").hint("dlock history KEY --timeline draws its hosts against time"));
+        return Err(Error::new(Kind::Usage, "--timeline is for one key")
+            .hint("dlock history KEY --timeline draws its hosts against time"));
     }
-    let Some(key) = &settings.key else { return all(&settings.choice, last, &mut *backend, context).await };
+    let Some(key) = &settings.key else {
+        return all(&settings.choice, last, &mut *backend, context).await;
+    };
     let about = ("history", Some(key));
     // Query the history last: a hold that ends in between then appears in the history.
-    let state = ask(&mut *backend, &BootClock, context.limits(), about, async |b| b.inspect(key).await).await?;
-    let past = ask(&mut *backend, &BootClock, context.limits(), about, async |b| b.history(key).await).await?;
+    let state = ask(
+        &mut *backend,
+        &BootClock,
+        context.limits(),
+        about,
+        async |b| b.inspect(key).await,
+    )
+    .await?;
+    let past = ask(
+        &mut *backend,
+        &BootClock,
+        context.limits(),
+        about,
+        async |b| b.history(key).await,
+    )
+    .await?;
     context.tell(&mut *backend);
     let out = &context.out;
     let now = Now::read();
@@ -74,30 +93,68 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     runs.retain(|run| settings.choice.matches_run(run, &now));
     let written = if out.is_json() {
         let shown = &runs[..runs.len().min(last.unwrap_or(usize::MAX))];
-        out.json(&json::Remembered::new(key, &backend.identity().url, shown, &record, &past.skips))
+        out.json(&json::Remembered::new(
+            key,
+            &backend.identity().url,
+            shown,
+            &record,
+            &past.skips,
+        ))
     } else if settings.timeline {
-        out.data(&timeline::view(&runs, last.unwrap_or(usize::MAX), &past.skips, &now, out.table_style()))
+        out.data(&timeline::view(
+            &runs,
+            last.unwrap_or(usize::MAX),
+            &past.skips,
+            &now,
+            out.table_style(),
+        ))
     } else {
-        out.data(&history::view(&runs, last.unwrap_or(USUAL), &record, &past.skips, &now, out.table_style()))
+        out.data(&history::view(
+            &runs,
+            last.unwrap_or(USUAL),
+            &record,
+            &past.skips,
+            &now,
+            out.table_style(),
+        ))
     };
     Ok(out.finish(written, exit::OK))
 }
 
 /// Shows the runs of all keys.
-async fn all(choice: &Choice, last: Option<usize>, backend: &mut dyn Backend, context: &Context) -> Result<u8> {
+async fn all(
+    choice: &Choice,
+    last: Option<usize>,
+    backend: &mut dyn Backend,
+    context: &Context,
+) -> Result<u8> {
     let chosen = |KnownKey { key, runs, .. }: KnownKey, now: &Now| {
         let chosen = runs.into_iter().filter(|run| choice.matches_run(run, now));
         Some(chosen.map(|run| (key.clone(), run)).collect::<Vec<_>>())
     };
-    let mut runs: Vec<(Key, RunOf)> = overview::each(backend, "", context, chosen).await?.into_iter().flatten().collect();
+    let mut runs: Vec<(Key, RunOf)> = overview::each(backend, "", context, chosen)
+        .await?
+        .into_iter()
+        .flatten()
+        .collect();
     context.tell(backend);
-    runs.sort_by(|(one, a), (other, b)| b.started_ms.cmp(&a.started_ms).then_with(|| one.cmp(other)).then_with(|| b.fence.cmp(&a.fence)));
+    runs.sort_by(|(one, a), (other, b)| {
+        b.started_ms
+            .cmp(&a.started_ms)
+            .then_with(|| one.cmp(other))
+            .then_with(|| b.fence.cmp(&a.fence))
+    });
     let (out, now) = (&context.out, Now::read());
     let written = if out.is_json() {
         runs.truncate(last.unwrap_or(usize::MAX));
         out.json(&json::AllRuns::new(&runs, &backend.identity().url))
     } else {
-        out.data(&output::overview::runs(&runs, last.unwrap_or(USUAL), &now, out.table_style()))
+        out.data(&output::overview::runs(
+            &runs,
+            last.unwrap_or(USUAL),
+            &now,
+            out.table_style(),
+        ))
     };
     Ok(out.finish(written, exit::OK))
 }

@@ -78,7 +78,8 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     out.check_token_has_a_reader()?;
     let until = EndCondition::open(settings.until)?;
-    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
+    let mut signals = Signals::new()
+        .map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     let stop = async {
         if settings.wanted.wait_policy == WaitPolicy::Try {
             // A try is always finished, so that its outcome is reported.
@@ -107,7 +108,10 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     };
     if until.is_kept_from_reading() {
         out.notice_with_hint(
-            &format!("{}: held in the background, where the terminal's input is not read", settings.wanted.key.escaped()),
+            &format!(
+                "{}: held in the background, where the terminal's input is not read",
+                settings.wanted.key.escaped()
+            ),
             "kill releases it; --while-pid $$ does without a terminal",
         );
     }
@@ -116,7 +120,11 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     // The token is a secret, and terminal output ends up in logs.
     let silent = io::stdout().is_terminal() && !out.is_json();
     if silent {
-        let how = if settings.until == HoldUntil::StdinEnds { "Ctrl-D releases it" } else { "Ctrl-C releases it" };
+        let how = if settings.until == HoldUntil::StdinEnds {
+            "Ctrl-D releases it"
+        } else {
+            "Ctrl-C releases it"
+        };
         out.notice(&format!("holding {}; {how}", settings.wanted.key.escaped()));
     }
     let printing = spawn_blocking(move || if silent { Ok(()) } else { printer.data(&text) });
@@ -150,7 +158,13 @@ async fn keep_on(
         Err((at, lost)) => {
             let how = loss(&lost);
             // No release: the caller needs the rest of the leases to stop its work.
-            out.warn_with_hint(&format!("{}: the lock was lost: {how}", holds[at].lease.key.escaped()), "stop the protected work");
+            out.warn_with_hint(
+                &format!(
+                    "{}: the lock was lost: {how}",
+                    holds[at].lease.key.escaped()
+                ),
+                "stop the protected work",
+            );
             return Ok(exit::LOST);
         }
     };
@@ -165,9 +179,14 @@ async fn keep_on(
                 );
                 status = exit::LOST;
             }
-            Released::Untold(error) => out.warn(&format!("{error}: the lock is free, but its history doesn't tell how the hold ended")),
+            Released::Untold(error) => out.warn(&format!(
+                "{error}: the lock is free, but its history doesn't tell how the hold ended"
+            )),
             Released::Unknown(error) => {
-                out.warn(&format!("{}: the lock could not be given back and ends with its lease: {error}", lease.key.escaped()));
+                out.warn(&format!(
+                    "{}: the lock could not be given back and ends with its lease: {error}",
+                    lease.key.escaped()
+                ));
             }
         }
     }
@@ -180,5 +199,9 @@ async fn keep_on(
 
 /// Returns the release info, for the history.
 fn info(held: Duration) -> ReleaseInfo {
-    ReleaseInfo { at_ms: Some(wall_ms()), held_ms: u64::try_from(held.as_millis()).ok(), ..Scope::Tree.into() }
+    ReleaseInfo {
+        at_ms: Some(wall_ms()),
+        held_ms: u64::try_from(held.as_millis()).ok(),
+        ..Scope::Tree.into()
+    }
 }

@@ -45,11 +45,21 @@ pub async fn run(settings: InitSettings, context: &Context) -> Result<u8> {
         };
         return Ok(out.finish(out.data(&schema), exit::OK));
     }
-    let done = ask(&mut *backend, &BootClock, context.limits(), ("init", None), async |b| b.init().await).await?;
+    let done = ask(
+        &mut *backend,
+        &BootClock,
+        context.limits(),
+        ("init", None),
+        async |b| b.init().await,
+    )
+    .await?;
     context.tell(&mut *backend);
     let out = &context.out;
     if out.is_json() {
-        return Ok(out.finish(out.json(&json::Initialized::new(&done, &backend.identity().url)), exit::OK));
+        return Ok(out.finish(
+            out.json(&json::Initialized::new(&done, &backend.identity().url)),
+            exit::OK,
+        ));
     }
     let text = match done {
         Init::NotNeeded => "this store needs nothing",

@@ -34,16 +34,34 @@ pub struct InspectSettings {
 pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let question = async |backend: &mut dyn Backend| backend.inspect(&settings.key).await;
-    let state = ask(&mut *backend, &BootClock, context.limits(), ("inspect", Some(&settings.key)), question).await?.in_order();
+    let state = ask(
+        &mut *backend,
+        &BootClock,
+        context.limits(),
+        ("inspect", Some(&settings.key)),
+        question,
+    )
+    .await?
+    .in_order();
     let record = record(&mut *backend, &state, context).await?;
     context.tell(&mut *backend);
     let out = &context.out;
     let now = Now::read();
     let lock = LockView::with_record(state, record, &now);
     let written = if out.is_json() {
-        out.json(&json::InspectReport::new(&lock, &backend.identity().url, &now))
+        out.json(&json::InspectReport::new(
+            &lock,
+            &backend.identity().url,
+            &now,
+        ))
     } else {
-        out.data(&inspect::view(&lock, context.target.name.as_deref(), &backend.identity().url, &now, out.table_style()))
+        out.data(&inspect::view(
+            &lock,
+            context.target.name.as_deref(),
+            &backend.identity().url,
+            &now,
+            out.table_style(),
+        ))
     };
     if let ([holder], true) = (&*lock.state.holders, written.is_ok())
         && let Some(fence) = holder.fence.filter(|_| holder.broken.is_none())
@@ -53,7 +71,9 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
         out.tip(&if listens(holder) {
             format!("dlock break {key} --fence {fence} asks its holder to stop")
         } else {
-            format!("dlock break {key} --fence {fence} --now takes it away; what uses its token runs on")
+            format!(
+                "dlock break {key} --fence {fence} --now takes it away; what uses its token runs on"
+            )
         });
     }
     if lock.denial.is_some() {
@@ -67,10 +87,22 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
 ///
 /// # Errors
 /// The store's error.
-pub async fn record(backend: &mut dyn Backend, state: &LockState, context: &Context) -> Result<RunRecord> {
+pub async fn record(
+    backend: &mut dyn Backend,
+    state: &LockState,
+    context: &Context,
+) -> Result<RunRecord> {
     if !state.holders.is_empty() || !backend.identity().capabilities.run_policy {
         return Ok(RunRecord::default());
     }
     let question = async |backend: &mut dyn Backend| backend.history(&state.key).await;
-    Ok(ask(backend, &BootClock, context.limits(), ("inspect", Some(&state.key)), question).await?.record)
+    Ok(ask(
+        backend,
+        &BootClock,
+        context.limits(),
+        ("inspect", Some(&state.key)),
+        question,
+    )
+    .await?
+    .record)
 }

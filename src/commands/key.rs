@@ -9,7 +9,13 @@ pub struct KeyArg {
     #[arg(value_name = "KEY")]
     pub key: Option<OsString>,
     /// The lock's name, if it begins with a dash for example
-    #[arg(short = 'k', long = "key", value_name = "KEY", conflicts_with = "key", hide_short_help = true)]
+    #[arg(
+        short = 'k',
+        long = "key",
+        value_name = "KEY",
+        conflicts_with = "key",
+        hide_short_help = true
+    )]
     pub key_flag: Option<OsString>,
 }
 
@@ -20,7 +26,13 @@ pub struct KeysArg {
     #[arg(value_name = "KEY")]
     pub key: Option<OsString>,
     /// The name of one of several locks, which are had all or none
-    #[arg(short = 'k', long = "key", value_name = "KEY", conflicts_with = "key", hide_short_help = true)]
+    #[arg(
+        short = 'k',
+        long = "key",
+        value_name = "KEY",
+        conflicts_with = "key",
+        hide_short_help = true
+    )]
     pub key_flags: Vec<OsString>,
 }
 
@@ -31,7 +43,13 @@ pub struct ModeArgs {
     #[arg(short, long, conflicts_with_all = ["exclusive", "permits"])]
     pub shared: bool,
     /// Be one of at most N holders (= --limit)
-    #[arg(long, alias = "limit", value_name = "N", allow_negative_numbers = true, conflicts_with = "exclusive")]
+    #[arg(
+        long,
+        alias = "limit",
+        value_name = "N",
+        allow_negative_numbers = true,
+        conflicts_with = "exclusive"
+    )]
     pub permits: Option<String>,
     /// Serve waiters in order; else newcomers overtake
     #[arg(long)]
@@ -54,7 +72,13 @@ pub struct TakingArgs {
     #[command(flatten)]
     pub mode: ModeArgs,
     /// The exit status when the lock is busy [75]
-    #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        short = 'E',
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     pub conflict_exit_code: Option<String>,
 }
 

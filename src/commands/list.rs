@@ -81,23 +81,33 @@ pub struct ListSettings {
 pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
     // Before the store's client starts a thread, which would receive the signals.
     let signals = settings.watch.map(|_| Signals::new()).transpose();
-    let mut signals = signals.map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
+    let mut signals = signals
+        .map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
     if settings.all {
         return all(&settings, &mut *backend, context).await;
     }
-    let (locks, unknown) = match read_locks_or_signal(signals.as_mut(), &settings, &mut *backend, context).await {
-        Ok(found) => found?,
-        Err(signal) => return Ok(ended_by(signal)),
-    };
+    let (locks, unknown) =
+        match read_locks_or_signal(signals.as_mut(), &settings, &mut *backend, context).await {
+            Ok(found) => found?,
+            Err(signal) => return Ok(ended_by(signal)),
+        };
     context.tell(&mut *backend);
     if unknown > 0 {
-        let which = if unknown == 1 { "1 lock is".to_owned() } else { format!("{unknown} locks are") };
-        context.out.notice(&format!("{which} left out: the store does not know since when they are held"));
+        let which = if unknown == 1 {
+            "1 lock is".to_owned()
+        } else {
+            format!("{unknown} locks are")
+        };
+        context.out.notice(&format!(
+            "{which} left out: the store does not know since when they are held"
+        ));
     }
     match settings.watch.zip(signals) {
         None => Ok(once(&locks, &backend.identity().url, context)),
-        Some((pause, signals)) => watch(&settings, locks, (pause, signals), &mut *backend, context).await,
+        Some((pause, signals)) => {
+            watch(&settings, locks, (pause, signals), &mut *backend, context).await
+        }
     }
 }
 
@@ -119,12 +129,20 @@ async fn watch(
             let (style, height) = (out.table_style(), out.height());
             let screen = list::screen(&locks, &now, pause, style, height);
             let size = (style.width.unwrap_or_default(), height);
-            let before = if shown.1 == size { std::mem::take(&mut shown.0) } else { Vec::new() };
+            let before = if shown.1 == size {
+                std::mem::take(&mut shown.0)
+            } else {
+                Vec::new()
+            };
             let drawn = out.data(&list::redraw(&before, &screen));
             shown = (screen, size);
             drawn
         } else {
-            out.data(&json::line(&json::ListReport::new(&locks, &backend.identity().url, &now)))
+            out.data(&json::line(&json::ListReport::new(
+                &locks,
+                &backend.identity().url,
+                &now,
+            )))
         };
         if written.is_err() {
             return Ok(out.finish(written, exit::OK));
@@ -149,10 +167,11 @@ async fn watch(
                 () = BootClock.sleep_until(next) => {}
             }
             next = BootClock.now().plus(pause);
-            let found = match read_locks_or_signal(Some(&mut signals), settings, backend, context).await {
-                Ok(found) => found,
-                Err(signal) => return Ok(ended_by(signal)),
-            };
+            let found =
+                match read_locks_or_signal(Some(&mut signals), settings, backend, context).await {
+                    Ok(found) => found,
+                    Err(signal) => return Ok(ended_by(signal)),
+                };
             match found {
                 Ok((again, _)) => {
                     (locks, now) = (again, Now::read());
@@ -163,13 +182,16 @@ async fn watch(
                     out.error_lines(&error);
                     shown = (Vec::new(), (0, 0));
                 }
-                Err(error) => drop(out.data(&json::line(&json::Failed::new(&error, exit::of(&error))))),
+                Err(error) => {
+                    drop(out.data(&json::line(&json::Failed::new(&error, exit::of(&error)))));
+                }
             }
         }
     }
 }
 
-/// Returns the status after a signal. A signal from the terminal ends dlock as it ends other programs.
+/// Returns the status after a signal. A signal from the terminal ends dlock as it ends other
+/// programs.
 fn ended_by(signal: Signal) -> u8 {
     if signal.from_terminal {
         reraise(signal.number);
@@ -202,7 +224,12 @@ async fn all(settings: &ListSettings, backend: &mut dyn Backend, context: &Conte
     let summary = |known: KnownKey, now: &Now| {
         let skips = known.skips.iter().map(|skips| skips.count).sum();
         let one = Summary::new(known.key, &known.runs, skips, now);
-        let chosen = one.last.as_ref().map_or(settings.choice == Choice::default(), |run| settings.choice.matches_run(run, now));
+        let chosen = one
+            .last
+            .as_ref()
+            .map_or(settings.choice == Choice::default(), |run| {
+                settings.choice.matches_run(run, now)
+            });
         Some(one).filter(|_| chosen)
     };
     let mut keys = overview::each(backend, &settings.start, context, summary).await?;
@@ -210,7 +237,10 @@ async fn all(settings: &ListSettings, backend: &mut dyn Backend, context: &Conte
     context.tell(backend);
     let (out, now) = (&context.out, Now::read());
     if out.is_json() {
-        return Ok(out.finish(out.json(&json::KnownKeys::new(&keys, &backend.identity().url)), exit::OK));
+        return Ok(out.finish(
+            out.json(&json::KnownKeys::new(&keys, &backend.identity().url)),
+            exit::OK,
+        ));
     }
     if keys.is_empty() {
         if out.attended() {
@@ -218,13 +248,19 @@ async fn all(settings: &ListSettings, backend: &mut dyn Backend, context: &Conte
         }
         return Ok(exit::OK);
     }
-    Ok(out.finish(out.data(&output::overview::view(&keys, &now, out.table_style())), exit::OK))
+    Ok(out.finish(
+        out.data(&output::overview::view(&keys, &now, out.table_style())),
+        exit::OK,
+    ))
 }
 
 fn once(locks: &[LockView], store: &str, context: &Context) -> u8 {
     let out = &context.out;
     if out.is_json() {
-        return out.finish(out.json(&json::ListReport::new(locks, store, &Now::read())), exit::OK);
+        return out.finish(
+            out.json(&json::ListReport::new(locks, store, &Now::read())),
+            exit::OK,
+        );
     }
     if locks.is_empty() {
         if out.attended() {
@@ -232,19 +268,48 @@ fn once(locks: &[LockView], store: &str, context: &Context) -> u8 {
         }
         return exit::OK;
     }
-    out.finish(out.data(&list::view(locks, &Now::read(), out.table_style())), exit::OK)
+    out.finish(
+        out.data(&list::view(locks, &Now::read(), out.table_style())),
+        exit::OK,
+    )
 }
 
 /// Returns the locks to show, sorted, and the number of locks that could not be checked.
-async fn read_locks(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<LockView>, usize)> {
-    let question = async |b: &mut dyn Backend, progress: &Progress| b.list(&settings.start, progress).await;
-    let locks = ask_long(backend, &BootClock, context.limits(), ("list", None), question).await?;
-    let mut locks: Vec<LockView> = locks.into_iter().map(|state| LockState::in_order(state).into()).collect();
-    locks.retain(|lock| lock.state.holders.iter().any(|holder| settings.choice.matches_holder(holder.metadata.as_ref())));
+async fn read_locks(
+    settings: &ListSettings,
+    backend: &mut dyn Backend,
+    context: &Context,
+) -> Result<(Vec<LockView>, usize)> {
+    let question =
+        async |b: &mut dyn Backend, progress: &Progress| b.list(&settings.start, progress).await;
+    let locks = ask_long(
+        backend,
+        &BootClock,
+        context.limits(),
+        ("list", None),
+        question,
+    )
+    .await?;
+    let mut locks: Vec<LockView> = locks
+        .into_iter()
+        .map(|state| LockState::in_order(state).into())
+        .collect();
+    locks.retain(|lock| {
+        lock.state
+            .holders
+            .iter()
+            .any(|holder| settings.choice.matches_holder(holder.metadata.as_ref()))
+    });
     if settings.choice == Choice::default() {
         locks.extend(denied(settings, backend, context, &locks).await?);
     }
-    let held = |lock: &LockView| lock.state.holders.iter().filter_map(|holder| holder.held_for).max();
+    let held = |lock: &LockView| {
+        lock.state
+            .holders
+            .iter()
+            .filter_map(|holder| holder.held_for)
+            .max()
+    };
     let mut unknown = 0;
     if let Some(least) = settings.held_longer_than {
         locks.retain(|lock| {
@@ -256,7 +321,13 @@ async fn read_locks(settings: &ListSettings, backend: &mut dyn Backend, context:
         SortBy::Key => locks.sort_by(|a, b| a.state.key.cmp(&b.state.key)),
         SortBy::Since => locks.sort_by_key(|lock| Reverse(held(lock))),
         SortBy::Expires => {
-            let ends = |lock: &LockView| lock.state.holders.iter().filter_map(|holder| holder.expires_in).min();
+            let ends = |lock: &LockView| {
+                lock.state
+                    .holders
+                    .iter()
+                    .filter_map(|holder| holder.expires_in)
+                    .min()
+            };
             let again = |lock: &LockView| lock.denial.as_ref().and_then(|denial| denial.again_in);
             locks.sort_by_key(|lock| ends(lock).or(again(lock)).unwrap_or(Duration::MAX));
         }
@@ -266,22 +337,61 @@ async fn read_locks(settings: &ListSettings, backend: &mut dyn Backend, context:
 }
 
 /// Returns the free locks that an earlier run denies to every host; `held` is sorted by key.
-async fn denied(settings: &ListSettings, backend: &mut dyn Backend, context: &Context, held: &[LockView]) -> Result<Vec<LockView>> {
+async fn denied(
+    settings: &ListSettings,
+    backend: &mut dyn Backend,
+    context: &Context,
+    held: &[LockView],
+) -> Result<Vec<LockView>> {
     if !backend.identity().capabilities.run_policy {
         return Ok(Vec::new());
     }
-    let question = async |b: &mut dyn Backend, progress: &Progress| b.known(&settings.start, Which::Kept, progress).await;
-    let keys = ask_long(backend, &BootClock, context.limits(), ("list", None), question).await?;
-    let keys: Vec<_> = keys.into_iter().filter(|key| held.binary_search_by(|lock| lock.state.key.cmp(key)).is_err()).collect();
+    let question = async |b: &mut dyn Backend, progress: &Progress| {
+        b.known(&settings.start, Which::Kept, progress).await
+    };
+    let keys = ask_long(
+        backend,
+        &BootClock,
+        context.limits(),
+        ("list", None),
+        question,
+    )
+    .await?;
+    let keys: Vec<_> = keys
+        .into_iter()
+        .filter(|key| {
+            held.binary_search_by(|lock| lock.state.key.cmp(key))
+                .is_err()
+        })
+        .collect();
     let denied = overview::ask_each(backend, keys, context, async |backend, key| {
         let about = ("list", Some(key));
-        let record = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.history(key).await).await?.record;
+        let record = ask(
+            backend,
+            &BootClock,
+            context.limits(),
+            about,
+            async |b: &mut dyn Backend| b.history(key).await,
+        )
+        .await?
+        .record;
         // A skew guard lasts only seconds, and doesn't affect its own host.
-        if !record.current_denial(Now::read().unix_ms()).is_some_and(|denial| matches!(denial.rule, Rule::AtLeast(_))) {
+        if !record
+            .current_denial(Now::read().unix_ms())
+            .is_some_and(|denial| matches!(denial.rule, Rule::AtLeast(_)))
+        {
             return Ok(None);
         }
-        let state = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.inspect(key).await).await?;
-        Ok(Some(LockView::with_record(state, record, &Now::read())).filter(|lock| lock.denial.is_some()))
+        let state = ask(
+            backend,
+            &BootClock,
+            context.limits(),
+            about,
+            async |b: &mut dyn Backend| b.inspect(key).await,
+        )
+        .await?;
+        Ok(Some(LockView::with_record(state, record, &Now::read()))
+            .filter(|lock| lock.denial.is_some()))
     });
     Ok(denied.await?.into_iter().flatten().collect())
 }

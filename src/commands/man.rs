@@ -1,4 +1,5 @@
-//! `dlock man`: the pages in `man/`. Options and tables come from the code, texts from `man/*.md` next to this file, one per page.
+//! `dlock man`: the pages in `man/`. Options and tables come from the code, texts from `man/*.md`
+//! next to this file, one per page.
 
 mod markdown;
 
@@ -10,7 +11,9 @@ use crate::lock::{Capabilities, Check, Error, Excludes, Kind, Library, Result};
 
 /// The arguments of `dlock man`.
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Pages that are no commands: stores, cron, interop, migrate.\nExample:  dlock man run | man -l -")]
+#[command(
+    after_help = "Pages that are no commands: stores, cron, interop, migrate.\nExample:  dlock man run | man -l -"
+)]
 pub struct Args {
     /// The page of this command or topic instead of dlock's
     #[arg(value_name = "COMMAND")]
@@ -19,10 +22,22 @@ pub struct Args {
 
 /// Files of `contrib/` that pages include verbatim.
 const EXAMPLES: &[(&str, &str)] = &[
-    ("{contrib/systemd/sms-job.service}", include_str!("../../contrib/systemd/sms-job.service")),
-    ("{contrib/systemd/sms-job.timer}", include_str!("../../contrib/systemd/sms-job.timer")),
-    ("{contrib/kubernetes/cronjob.yaml}", include_str!("../../contrib/kubernetes/cronjob.yaml")),
-    ("{contrib/ansible/migrate.yml}", include_str!("../../contrib/ansible/migrate.yml")),
+    (
+        "{contrib/systemd/sms-job.service}",
+        include_str!("../../contrib/systemd/sms-job.service"),
+    ),
+    (
+        "{contrib/systemd/sms-job.timer}",
+        include_str!("../../contrib/systemd/sms-job.timer"),
+    ),
+    (
+        "{contrib/kubernetes/cronjob.yaml}",
+        include_str!("../../contrib/kubernetes/cronjob.yaml"),
+    ),
+    (
+        "{contrib/ansible/migrate.yml}",
+        include_str!("../../contrib/ansible/migrate.yml"),
+    ),
 ];
 
 /// When the pages were last revised.
@@ -52,38 +67,84 @@ const COMMANDS: &[(&str, &str)] = &[
 
 /// The pages about more than one command: name, summary, text.
 const TOPICS: &[(&str, &str, &str)] = &[
-    ("stores", "the stores that dlock can keep locks in, and what each promises", include_str!("man/stores.md")),
-    ("cron", "jobs that several nodes start: crontab, systemd, Kubernetes, Ansible, CI", include_str!("man/cron.md")),
-    ("interop", "locks that dlock shares with other lock libraries", include_str!("man/interop.md")),
-    ("migrate", "from flock, cronlock, consul lock, etcdctl lock and ShedLock to dlock", include_str!("man/migrate.md")),
+    (
+        "stores",
+        "the stores that dlock can keep locks in, and what each promises",
+        include_str!("man/stores.md"),
+    ),
+    (
+        "cron",
+        "jobs that several nodes start: crontab, systemd, Kubernetes, Ansible, CI",
+        include_str!("man/cron.md"),
+    ),
+    (
+        "interop",
+        "locks that dlock shares with other lock libraries",
+        include_str!("man/interop.md"),
+    ),
+    (
+        "migrate",
+        "from flock, cronlock, consul lock, etcdctl lock and ShedLock to dlock",
+        include_str!("man/migrate.md"),
+    ),
 ];
 
 /// Returns the page in roff.
 ///
 /// # Errors
 /// [`Kind::Usage`] if there is no such command or topic.
-pub fn text(command: clap::Command, args: &Args, variables: &[(String, String)]) -> Result<Vec<u8>> {
+pub fn text(
+    command: clap::Command,
+    args: &Args,
+    variables: &[(String, String)],
+) -> Result<Vec<u8>> {
     // The page shows the options that the short help hides.
-    let show = |command: clap::Command| command.hide(false).mut_args(|argument| argument.hide_short_help(false));
-    let mut command = show(command).mut_subcommands(show).subcommand_help_heading("COMMANDS");
+    let show = |command: clap::Command| {
+        command
+            .hide(false)
+            .mut_args(|argument| argument.hide_short_help(false))
+    };
+    let mut command = show(command)
+        .mut_subcommands(show)
+        .subcommand_help_heading("COMMANDS");
     command.build();
     let mut out = Vec::new();
     let rendered = match args.page.as_deref() {
-        None => Page::new(&command, command.clone(), variables).render(include_str!("man/dlock.md"), &mut out),
+        None => Page::new(&command, command.clone(), variables)
+            .render(include_str!("man/dlock.md"), &mut out),
         Some(name) => {
             if let Some((name, about, text)) = TOPICS.iter().find(|(topic, ..)| *topic == name) {
                 topic(&command, (name, about), text, variables, &mut out)
-            } else if let Some(found) = command.get_subcommands().find(|page| page.get_name() == name) {
+            } else if let Some(found) = command
+                .get_subcommands()
+                .find(|page| page.get_name() == name)
+            {
                 // `dlock man run` makes dlock-run(1). The common options are in dlock(1).
-                let page = found.clone().name(format!("dlock-{name}")).bin_name(format!("dlock {name}"));
-                let page = page.mut_args(|argument| if argument.is_global_set() { argument.hide(true) } else { argument });
-                let text =
-                    COMMANDS.iter().find(|(command, _)| *command == name).map_or_else(|| plain(found), |(_, text)| (*text).to_owned());
+                let page = found
+                    .clone()
+                    .name(format!("dlock-{name}"))
+                    .bin_name(format!("dlock {name}"));
+                let page = page.mut_args(|argument| {
+                    if argument.is_global_set() {
+                        argument.hide(true)
+                    } else {
+                        argument
+                    }
+                });
+                let text = COMMANDS
+                    .iter()
+                    .find(|(command, _)| *command == name)
+                    .map_or_else(|| plain(found), |(_, text)| (*text).to_owned());
                 Page::new(&command, page, variables).render(&text, &mut out)
             } else {
                 let topics = TOPICS.iter().map(|(topic, ..)| *topic);
-                let names: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).chain(topics).collect();
-                return Err(Error::new(Kind::Usage, "there is no page of this name").hint(format!("it is one of {}", names.join(", "))));
+                let names: Vec<&str> = command
+                    .get_subcommands()
+                    .map(clap::Command::get_name)
+                    .chain(topics)
+                    .collect();
+                return Err(Error::new(Kind::Usage, "there is no page of this name")
+                    .hint(format!("it is one of {}", names.join(", "))));
             }
         }
     };
@@ -100,7 +161,16 @@ fn topic(
     out: &mut Vec<u8>,
 ) -> std::io::Result<()> {
     let mut title = Roff::new();
-    title.control("TH", [&*format!("dlock-{name}"), "7", REVISED, &*source(command), "dlock"]);
+    title.control(
+        "TH",
+        [
+            &*format!("dlock-{name}"),
+            "7",
+            REVISED,
+            &*source(command),
+            "dlock",
+        ],
+    );
     title.to_writer(out)?;
     render(&format!("# NAME\ndlock-{name} - {about}"), out)?;
     body(text, command, None, variables, out)
@@ -108,11 +178,20 @@ fn topic(
 
 /// Returns the help of a command that has no page text.
 fn plain(command: &clap::Command) -> String {
-    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let about = command
+        .get_about()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    let after = command
+        .get_after_help()
+        .map(ToString::to_string)
+        .unwrap_or_default();
     let (notes, example) = after.split_once("Example:").unwrap_or((&after, ""));
     let lines: Vec<&str> = example.trim().lines().map(str::trim).collect();
-    format!("# DESCRIPTION\n{about}\n\n{notes}\n{{options}}\n# EXIT STATUS\n{{errors}}\n# EXAMPLES\n    {}\n", lines.join("\n    "))
+    format!(
+        "# DESCRIPTION\n{about}\n\n{notes}\n{{options}}\n# EXIT STATUS\n{{errors}}\n# EXAMPLES\n    {}\n",
+        lines.join("\n    ")
+    )
 }
 
 /// Returns the version of the pages.
@@ -129,8 +208,16 @@ struct Page<'a> {
 
 impl<'a> Page<'a> {
     fn new(all: &'a clap::Command, page: clap::Command, variables: &'a [(String, String)]) -> Self {
-        let man = Man::new(page).section("1").date(REVISED).source(source(all)).manual("User Commands");
-        Self { all, man, variables }
+        let man = Man::new(page)
+            .section("1")
+            .date(REVISED)
+            .source(source(all))
+            .manual("User Commands");
+        Self {
+            all,
+            man,
+            variables,
+        }
     }
 
     fn render(&self, text: &str, out: &mut Vec<u8>) -> std::io::Result<()> {
@@ -144,7 +231,13 @@ impl<'a> Page<'a> {
 }
 
 /// Renders a page's text and fills placeholders such as `{options}` from the code.
-fn body(text: &str, all: &clap::Command, man: Option<&Man>, variables: &[(String, String)], out: &mut Vec<u8>) -> std::io::Result<()> {
+fn body(
+    text: &str,
+    all: &clap::Command,
+    man: Option<&Man>,
+    variables: &[(String, String)],
+    out: &mut Vec<u8>,
+) -> std::io::Result<()> {
     let mut pending = String::new();
     for line in text.lines() {
         let table = match (line, man) {
@@ -153,7 +246,11 @@ fn body(text: &str, all: &clap::Command, man: Option<&Man>, variables: &[(String
                 let mut section = Vec::new();
                 man.render_options_section(&mut section)?;
                 // An empty line between two breaks is one space.
-                out.extend(String::from_utf8_lossy(&section).replace("\n.br\n\n.br\n", "\n.sp\n").into_bytes());
+                out.extend(
+                    String::from_utf8_lossy(&section)
+                        .replace("\n.br\n\n.br\n", "\n.sp\n")
+                        .into_bytes(),
+                );
                 continue;
             }
             ("{commands}", Some(man)) => {
@@ -167,7 +264,10 @@ fn body(text: &str, all: &clap::Command, man: Option<&Man>, variables: &[(String
             ("{checks}", _) => checks(),
             ("{libraries}", _) => libraries(),
             ("{errors}", _) => include_str!("man/errors.md").to_owned(),
-            _ => EXAMPLES.iter().find(|(name, _)| *name == line).map_or_else(|| line.to_owned(), |(_, text)| verbatim(text)),
+            _ => EXAMPLES
+                .iter()
+                .find(|(name, _)| *name == line)
+                .map_or_else(|| line.to_owned(), |(_, text)| verbatim(text)),
         };
         pending.push_str(&table);
         pending.push('\n');
@@ -177,63 +277,129 @@ fn body(text: &str, all: &clap::Command, man: Option<&Man>, variables: &[(String
 
 /// Returns a file as an example: each line indented.
 fn verbatim(text: &str) -> String {
-    text.lines().map(|line| format!("    {line}").trim_end().to_owned() + "\n").collect()
+    text.lines()
+        .map(|line| format!("    {line}").trim_end().to_owned() + "\n")
+        .collect()
 }
 
 /// Returns the names of the options that every command has: `dlock.1` describes them.
 fn common(all: &clap::Command) -> String {
-    let globals = all.get_arguments().filter(|argument| argument.is_global_set());
-    let names: Vec<String> = globals.filter_map(|argument| argument.get_long()).map(|long| format!("`--{long}`")).collect();
-    format!("\nEvery command also takes {}: see dlock(1).", names.join(", "))
+    let globals = all
+        .get_arguments()
+        .filter(|argument| argument.is_global_set());
+    let names: Vec<String> = globals
+        .filter_map(|argument| argument.get_long())
+        .map(|long| format!("`--{long}`"))
+        .collect();
+    format!(
+        "\nEvery command also takes {}: see dlock(1).",
+        names.join(", ")
+    )
 }
 
 /// Returns the libraries of each store, from the tables of `dlock names`.
 fn libraries() -> String {
     let one = |library: &Library| {
-        let Library { name, code, about, .. } = library;
+        let Library {
+            name, code, about, ..
+        } = library;
         let how = match library.excludes {
             Excludes::BothWays => "both ways",
             Excludes::OneWay => "one way",
             Excludes::No => "no",
         };
-        let code = code.replace("{string}", "\"NAME\"").replace("{word}", "NAME").replace("{sql}", "'NAME'").replace("{name}", "NAME");
-        let code = code.replace("{table}", "\"dlock\"").replace("{lock}", "NAME");
+        let code = code
+            .replace("{string}", "\"NAME\"")
+            .replace("{word}", "NAME")
+            .replace("{sql}", "'NAME'")
+            .replace("{name}", "NAME");
+        let code = code
+            .replace("{table}", "\"dlock\"")
+            .replace("{lock}", "NAME");
         // A terminal has 80 columns.
-        let code = if code.len() > 64 { code.replace("; ", ";\n    ") } else { code };
-        let code = if code.is_empty() { code } else { format!("    {code}\n\n") };
-        let about = if about.is_empty() { String::new() } else { format!("; {about}") };
+        let code = if code.len() > 64 {
+            code.replace("; ", ";\n    ")
+        } else {
+            code
+        };
+        let code = if code.is_empty() {
+            code
+        } else {
+            format!("    {code}\n\n")
+        };
+        let about = if about.is_empty() {
+            String::new()
+        } else {
+            format!("; {about}")
+        };
         format!("- {name}: {how}{about}.\n{code}")
     };
-    let of = |(title, libraries): &(&str, &[Library])| format!("## {title}\n{}", libraries.iter().map(one).collect::<String>());
+    let of = |(title, libraries): &(&str, &[Library])| {
+        format!(
+            "## {title}\n{}",
+            libraries.iter().map(one).collect::<String>()
+        )
+    };
     LIBRARIES.iter().map(of).collect()
 }
 
 /// Returns list items in the format of [`render`].
 fn items<T: AsRef<str>>(rows: impl IntoIterator<Item = (T, T)>) -> String {
-    rows.into_iter().map(|(name, text)| ["- ", name.as_ref(), ": ", text.as_ref(), "\n"].concat()).collect()
+    rows.into_iter()
+        .map(|(name, text)| ["- ", name.as_ref(), ": ", text.as_ref(), "\n"].concat())
+        .collect()
 }
 
 /// Returns which store has which kinds of locks, from the backends' capabilities.
 fn capabilities() -> String {
     let row = |name: &str, cells: [&str; 6]| {
         let [shared, permits, fair, nested, acquire, wakes] = cells;
-        format!("    {name:<26}{shared:<5}{permits:<10}{fair:<8}{nested:<8}{acquire:<9}{wakes}").trim_end().to_owned()
+        format!("    {name:<26}{shared:<5}{permits:<10}{fair:<8}{nested:<8}{acquire:<9}{wakes}")
+            .trim_end()
+            .to_owned()
     };
     let yes = |can: bool| if can { "yes" } else { "-" };
     let of = |capabilities: &Capabilities| {
-        let Capabilities { shared, permits, fair, reentrant, detached, notification, .. } = *capabilities;
+        let Capabilities {
+            shared,
+            permits,
+            fair,
+            reentrant,
+            detached,
+            notification,
+            ..
+        } = *capabilities;
         [shared, permits, fair, reentrant, detached, notification].map(yes)
     };
-    let mut lines = vec![row("", ["-s", "--permits", "--fair", "nested", "acquire", "wakes"])];
-    lines.extend(CAPABILITIES.iter().map(|(name, capabilities)| row(name, of(capabilities))));
+    let mut lines = vec![row(
+        "",
+        ["-s", "--permits", "--fair", "nested", "acquire", "wakes"],
+    )];
+    lines.extend(
+        CAPABILITIES
+            .iter()
+            .map(|(name, capabilities)| row(name, of(capabilities))),
+    );
     lines.join("\n")
 }
 
 /// Returns the checks of `doctor`, from its own tables.
 fn checks() -> String {
-    let all = [("Whatever the store", &[super::doctor::CHECKS] as &[&[Check]])];
+    let all = [(
+        "Whatever the store",
+        &[super::doctor::CHECKS] as &[&[Check]],
+    )];
     let of = |(title, tables): &(&str, &[&[Check]])| {
-        format!("## {title}\n{}", items(tables.iter().copied().flatten().map(|Check { id, about }| (id, about))))
+        format!(
+            "## {title}\n{}",
+            items(
+                tables
+                    .iter()
+                    .copied()
+                    .flatten()
+                    .map(|Check { id, about }| (id, about))
+            )
+        )
     };
     all.iter().chain(CHECKS).map(of).collect()
 }

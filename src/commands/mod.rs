@@ -40,8 +40,9 @@ pub use key::{KeyArg, KeysArg, ModeArgs, TakingArgs, TokenArg, WantedArgs};
 pub use metadata::{collect as collect_metadata, user as user_name};
 pub use take::WantedLocks;
 pub use target::{
-    Address, AdvisoryKey, BackendConfig, EtcdOptions, MysqlOptions, PostgresOptions, RedisOptions, RedisServer, RedlockOptions, Replicas,
-    Secret, Sentinel, SqlMode, SqlOptions, SqlServer, SqliteOptions, TairMode, TairOptions, Target, Tls, TlsMode, ZooKeeperOptions,
+    Address, AdvisoryKey, BackendConfig, EtcdOptions, MysqlOptions, PostgresOptions, RedisOptions,
+    RedisServer, RedlockOptions, Replicas, Secret, Sentinel, SqlMode, SqlOptions, SqlServer,
+    SqliteOptions, TairMode, TairOptions, Target, Tls, TlsMode, ZooKeeperOptions,
 };
 
 use crate::{
@@ -63,7 +64,8 @@ use crate::{
 
 /// How long the remaining output may take before a signal ends it.
 const PROMPT: Duration = Duration::from_secs(2);
-/// How much longer it may take until it is given up: who waits for dlock needs its status more than the last lines.
+/// How much longer it may take until it is given up: who waits for dlock needs its status more than
+/// the last lines.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The validated settings that all commands share.
@@ -84,12 +86,21 @@ pub struct Context {
 impl Context {
     /// Returns the time limit of the store, with [`Context::silence`] to record its silence.
     pub const fn limits(&self) -> Limits<'_> {
-        Limits { answer: self.answer, silence: Some(&self.silence), answered: false }
+        Limits {
+            answer: self.answer,
+            silence: Some(&self.silence),
+            answered: false,
+        }
     }
 
     /// Prints the notices of a store's backend.
     pub fn tell(&self, backend: &mut dyn Backend) {
-        for Notice { warning, text, hint } in backend.notices() {
+        for Notice {
+            warning,
+            text,
+            hint,
+        } in backend.notices()
+        {
             if !warning && !self.out.is_verbose() {
                 continue;
             }
@@ -171,7 +182,11 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
 
 /// Returns the store, not connected yet. Warns if the store is only the embedded default.
 pub fn open(context: &Context) -> Box<dyn Backend> {
-    if let BackendConfig::Sqlite { options, asked_for: false } = &context.target.backend {
+    if let BackendConfig::Sqlite {
+        options,
+        asked_for: false,
+    } = &context.target.backend
+    {
         context.out.warn_with_hint(
             &format!("no backend is configured: locks in {} protect this user on this host only", options.path.display()),
             "-b local if that is meant; DLOCK_BACKEND or /etc/dlock/config.toml names the store of a cluster",
@@ -197,7 +212,9 @@ fn open_as_it_is(context: &Context) -> Box<dyn Backend> {
 /// Returns the name that each lock library needs for a lock. Without I/O.
 fn sharing(backend: &BackendConfig, key: &Key) -> Result<Sharing> {
     Ok(match backend {
-        BackendConfig::Sqlite { options, .. } => Sharing::new(sql::Names::new(&options.namespace).of(key), &[], &[]),
+        BackendConfig::Sqlite { options, .. } => {
+            Sharing::new(sql::Names::new(&options.namespace).of(key), &[], &[])
+        }
         BackendConfig::Redis(options) => redis::sharing::sharing(options, key)?,
         BackendConfig::Redlock(options) => redlock::sharing::sharing(options, key)?,
         BackendConfig::Tair(options) => tair::sharing::sharing(options, key)?,
@@ -208,8 +225,8 @@ fn sharing(backend: &BackendConfig, key: &Key) -> Result<Sharing> {
     })
 }
 
-/// Waits until all deferred output is printed, or stderr was blocked for [`PROMPT`] and [`PATIENCE`], which is waited for once. dlock holds
-/// no lock by then, and a signal ends the wait.
+/// Waits until all deferred output is printed, or stderr was blocked for [`PROMPT`] and
+/// [`PATIENCE`], which is waited for once. dlock holds no lock by then, and a signal ends the wait.
 pub fn finish_printing() {
     static GIVEN_UP: AtomicBool = AtomicBool::new(false);
     if GIVEN_UP.load(Ordering::Relaxed) || drain(PROMPT) {
@@ -236,18 +253,25 @@ fn watched<T>(context: &Context, work: impl Future<Output = Result<T>>) -> Resul
 }
 
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
-        Error::new(Kind::Unavailable, format!("the async runtime can't be started: {}", plain(&error)))
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| {
+            Error::new(
+                Kind::Unavailable,
+                format!("the async runtime can't be started: {}", plain(&error)),
+            )
             .source(error)
             .hint("ulimit -n may be too low")
-    })?;
+        })?;
     let done = runtime.block_on(work);
     // Don't wait for a resolver thread, which may hang for many seconds.
     runtime.shutdown_background();
     done
 }
 
-/// Reports the signal that ended the command, and returns the status. A signal from the terminal ends dlock as it ends other programs.
+/// Reports the signal that ended the command, and returns the status. A signal from the terminal
+/// ends dlock as it ends other programs.
 fn stopped_by(signal: Signal, key: &Key, out: &Output) -> u8 {
     let status = out.interrupted(key, signal.number);
     if signal.from_terminal {
@@ -280,7 +304,9 @@ mod tests {
     fn the_exit_does_not_wait_for_a_hanging_resolver() {
         let began = BootClock::read();
         let work = async {
-            drop(tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_secs(20))));
+            drop(tokio::task::spawn_blocking(|| {
+                std::thread::sleep(Duration::from_secs(20));
+            }));
             Ok(())
         };
         block_on(work).unwrap();

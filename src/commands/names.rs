@@ -1,4 +1,5 @@
-//! `dlock names`: the stored name of a lock, and the name that other lock libraries need for the same lock.
+//! `dlock names`: the stored name of a lock, and the name that other lock libraries need for the
+//! same lock.
 
 use super::{Context, KeyArg, open_as_it_is, sharing};
 use crate::{
@@ -26,7 +27,8 @@ pub struct NamesSettings {
     pub key: Key,
 }
 
-/// Shows the stored name, the name for each library, and how to test that they exclude each other. Without I/O.
+/// Shows the stored name, the name for each library, and how to test that they exclude each other.
+/// Without I/O.
 ///
 /// # Errors
 /// If the key has no name in this namespace.
@@ -37,7 +39,13 @@ pub fn run(settings: &NamesSettings, context: &Context) -> Result<u8> {
     let written = if out.is_json() {
         out.json(&json::NamesReport::new(key, &url, &sharing))
     } else {
-        out.data(&names::view(key, context.target.name.as_deref(), &url, &sharing, out.table_style()))
+        out.data(&names::view(
+            key,
+            context.target.name.as_deref(),
+            &url,
+            &sharing,
+            out.table_style(),
+        ))
     };
     Ok(out.finish(written, exit::OK))
 }

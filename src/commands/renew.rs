@@ -46,32 +46,70 @@ pub struct RenewSettings {
 pub async fn run(settings: RenewSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     if let Some(ttl) = settings.ttl {
-        backend.identity().capabilities.check_new_ttl(ttl).map_err(|error| error.key(&settings.key))?;
+        backend
+            .identity()
+            .capabilities
+            .check_new_ttl(ttl)
+            .map_err(|error| error.key(&settings.key))?;
     }
     let intent = Intent::Extend(settings.ttl);
-    let question = async |backend: &mut dyn Backend| backend.renew(&settings.key, &settings.token, intent).await;
-    let answer = ask(&mut *backend, &BootClock, context.limits(), ("renew", Some(&settings.key)), question).await?;
+    let question = async |backend: &mut dyn Backend| {
+        backend.renew(&settings.key, &settings.token, intent).await
+    };
+    let answer = ask(
+        &mut *backend,
+        &BootClock,
+        context.limits(),
+        ("renew", Some(&settings.key)),
+        question,
+    )
+    .await?;
     let out = &context.out;
     let (left, fence) = match (answer, settings.ttl) {
         (Renewal::Renewed { ttl, fence }, _) => (ttl.get(), Some(fence)),
         // No TTL was requested, and the lease is already longer.
         (Renewal::Kept { expires_in }, None) => (expires_in.unwrap_or_default(), None),
-        (Renewal::Kept { expires_in }, Some(_)) => return Err(would_shorten(&settings.key, expires_in.unwrap_or_default())),
-        (Renewal::Broken(mark), _) => return Ok(out.marked_broken(&settings.key, &backend.identity().url, &mark)),
+        (Renewal::Kept { expires_in }, Some(_)) => {
+            return Err(would_shorten(&settings.key, expires_in.unwrap_or_default()));
+        }
+        (Renewal::Broken(mark), _) => {
+            return Ok(out.marked_broken(&settings.key, &backend.identity().url, &mark));
+        }
         (Renewal::NotHeld, _) => return Ok(out.not_held(&settings.key, &backend.identity().url)),
     };
     if out.is_json() {
-        return Ok(out.finish(out.json(&json::Renewed::new(&settings.key, &backend.identity().url, left, fence)), exit::OK));
+        return Ok(out.finish(
+            out.json(&json::Renewed::new(
+                &settings.key,
+                &backend.identity().url,
+                left,
+                fence,
+            )),
+            exit::OK,
+        ));
     }
     if out.attended() {
-        out.notice(&format!("{}: renewed, expires in {}", settings.key.escaped(), age(left)));
+        out.notice(&format!(
+            "{}: renewed, expires in {}",
+            settings.key.escaped(),
+            age(left)
+        ));
     }
     Ok(exit::OK)
 }
 
 fn would_shorten(key: &Key, left: Duration) -> Error {
-    Error::new(Kind::Usage, format!("the lease still lasts {}, and a renewal never shortens it", age(left)))
-        .during("renew")
-        .key(key)
-        .hint(format!("--ttl {}s or more, or none; dlock release gives the lock back", left.as_secs() + 1))
+    Error::new(
+        Kind::Usage,
+        format!(
+            "the lease still lasts {}, and a renewal never shortens it",
+            age(left)
+        ),
+    )
+    .during("renew")
+    .key(key)
+    .hint(format!(
+        "--ttl {}s or more, or none; dlock release gives the lock back",
+        left.as_secs() + 1
+    ))
 }

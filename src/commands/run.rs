@@ -22,7 +22,10 @@ use super::{Context, TakingArgs};
 use crate::{
     exit,
     lease::{Budget, Claim, Held, WaitPolicy, in_order},
-    lock::{Backend, Entry, Error, Key, Kind, LastResort, Metadata, Mode, Request, Result, Token, Ttl, length},
+    lock::{
+        Backend, Entry, Error, Key, Kind, LastResort, Metadata, Mode, Request, Result, Token, Ttl,
+        length,
+    },
     output::{MetricsFile, Output, RunResult, StatusFile, Syslog, SyslogPolicy, Verdict, plain},
     supervise::{self, CapturedOutput, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
 };
@@ -45,10 +48,20 @@ pub struct Args {
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
     /// Time between TERM and KILL [10s]
-    #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "D",
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     pub grace: Option<String>,
     /// Stop the command after D; status 124
-    #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "D",
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     pub max_runtime: Option<String>,
     /// What cron needs.
     #[command(flatten)]
@@ -87,7 +100,11 @@ pub struct Args {
     #[arg(long, value_name = "WHEN", value_parser = PossibleValuesParser::new(["auto", "off", "json"]), hide_short_help = true)]
     pub log: Option<String>,
     /// The command and its arguments, untouched
-    #[arg(value_name = "COMMAND", trailing_var_arg = true, hide_short_help = true)]
+    #[arg(
+        value_name = "COMMAND",
+        trailing_var_arg = true,
+        hide_short_help = true
+    )]
     pub command: Vec<OsString>,
 }
 
@@ -146,7 +163,10 @@ pub struct RunSettings {
 impl RunSettings {
     /// Returns the option that limits the runtime, as messages and the history name it.
     fn max_runtime(&self) -> String {
-        format!("max runtime {}", length(self.max_runtime.unwrap_or_default()))
+        format!(
+            "max runtime {}",
+            length(self.max_runtime.unwrap_or_default())
+        )
     }
 }
 
@@ -156,21 +176,40 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     let backend = super::open(context);
     let store = backend.identity().url;
     let events = Events::new(settings, context, &store);
-    let begun = settings.status_file.as_ref().map_or(Ok(()), |file| file.begin(&Verdict::running(&settings.key, &store)));
+    let begun = settings.status_file.as_ref().map_or(Ok(()), |file| {
+        file.begin(&Verdict::running(&settings.key, &store))
+    });
     let begun = begun.map_err(|error| unwritable_status(settings, &error));
-    let FinishedRun { verdict, reraise, printed } =
-        begun.and_then(|()| attempt(settings, context, backend, &events)).unwrap_or_else(|error| {
+    let FinishedRun {
+        verdict,
+        reraise,
+        printed,
+    } = begun
+        .and_then(|()| attempt(settings, context, backend, &events))
+        .unwrap_or_else(|error| {
             let error = context.explain(error);
             let verdict = Verdict::new(RunResult::Error, &settings.key, store, exit::of(&error));
-            FinishedRun { verdict: Verdict { error: Some(error), ..verdict }, reraise: None, printed: None }
+            FinishedRun {
+                verdict: Verdict {
+                    error: Some(error),
+                    ..verdict
+                },
+                reraise: None,
+                printed: None,
+            }
         });
-    if let (RunResult::Error, Some(error), false) = (verdict.outcome, &verdict.error, out.is_json()) {
+    if let (RunResult::Error, Some(error), false) = (verdict.outcome, &verdict.error, out.is_json())
+    {
         out.error_lines(error);
     }
     if let Some(file) = &settings.metrics_file
         && let Err(error) = file.ended(&verdict)
     {
-        let text = format!("{}: the metrics can't be written: {}", file.path().display(), plain(&error));
+        let text = format!(
+            "{}: the metrics can't be written: {}",
+            file.path().display(),
+            plain(&error)
+        );
         out.warn_with_hint(&text, &file.hint(&error));
         Syslog::default().warn_of(settings.log, out, &text);
     }
@@ -183,7 +222,11 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     if let Some(file) = &settings.status_file
         && let Err(error) = file.write(&verdict.json())
     {
-        out.warn(&format!("{}: the status can't be written: {}", file.path().display(), plain(&error)));
+        out.warn(&format!(
+            "{}: the status can't be written: {}",
+            file.path().display(),
+            plain(&error)
+        ));
     }
     events.finish(out);
     super::finish_printing();
@@ -193,11 +236,16 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     verdict.status
 }
 
-/// Prints the captured output of a failed run's command. The locks are released already, so a slow reader does no harm.
+/// Prints the captured output of a failed run's command. The locks are released already, so a slow
+/// reader does no harm.
 fn show(printed: &CapturedOutput, settings: &RunSettings, out: &Output) {
     supervise::unblock_signals();
     if printed.left_out > 0 {
-        out.warn(&format!("{}: the first {} bytes of the output are left out", settings.key.escaped(), printed.left_out));
+        out.warn(&format!(
+            "{}: the first {} bytes of the output are left out",
+            settings.key.escaped(),
+            printed.left_out
+        ));
         super::finish_printing();
     }
     // A write error doesn't change the result of the run.
@@ -206,14 +254,31 @@ fn show(printed: &CapturedOutput, settings: &RunSettings, out: &Output) {
 
 /// Returns the warning that the status file describes an earlier run and can't be updated.
 fn unwritable_status(settings: &RunSettings, error: &io::Error) -> Error {
-    let path = settings.status_file.as_ref().map(StatusFile::path).unwrap_or_default();
-    Error::new(Kind::Config, format!("--status-file: {}: the file of an earlier run can't be replaced: {}", path.display(), plain(error)))
-        .key(&settings.key)
-        .hint("dlock must be able to write in its folder")
+    let path = settings
+        .status_file
+        .as_ref()
+        .map(StatusFile::path)
+        .unwrap_or_default();
+    Error::new(
+        Kind::Config,
+        format!(
+            "--status-file: {}: the file of an earlier run can't be replaced: {}",
+            path.display(),
+            plain(error)
+        ),
+    )
+    .key(&settings.key)
+    .hint("dlock must be able to write in its folder")
 }
 
-/// Checks first everything that needs no store, then forks the guardian, then runs the rest asynchronously.
-fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>, events: &Events<'_>) -> Result<FinishedRun> {
+/// Checks first everything that needs no store, then forks the guardian, then runs the rest
+/// asynchronously.
+fn attempt(
+    settings: &RunSettings,
+    context: &Context,
+    backend: Box<dyn Backend>,
+    events: &Events<'_>,
+) -> Result<FinishedRun> {
     let ttl = match settings.ttl {
         Some(ttl) => {
             backend.identity().capabilities.check_ttl(ttl)?;
@@ -222,21 +287,32 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>,
         None => backend.identity().capabilities.clamp_ttl(Ttl::DEFAULT),
     };
     let budget = Budget::new(ttl, settings.grace, backend.identity().capabilities.pace)?;
-    let held = std::env::var(Held::VARIABLE).map(|value| Held::parse(&value)).unwrap_or_default();
+    let held = std::env::var(Held::VARIABLE)
+        .map(|value| Held::parse(&value))
+        .unwrap_or_default();
     let mut claims = Vec::new();
     let backends = iter::once(backend).chain(iter::repeat_with(|| super::open_as_it_is(context)));
-    for (key, backend) in iter::once(&settings.key).chain(&settings.also).zip(backends) {
+    for (key, backend) in iter::once(&settings.key)
+        .chain(&settings.also)
+        .zip(backends)
+    {
         let outer = held.find(backend.identity().fingerprint, key);
         if outer.is_some() && !settings.reentrant {
             let why = "this would deadlock: a `dlock run` around this one holds the lock";
-            return Err(Error::new(Kind::Usage, why).key(key).hint("without --no-reentrant the lock is entered"));
+            return Err(Error::new(Kind::Usage, why)
+                .key(key)
+                .hint("without --no-reentrant the lock is entered"));
         }
         let request = Request {
             token: outer.map_or_else(Token::random, Token::nested),
             ttl_asked: settings.ttl.is_some(),
             mode: settings.mode,
             fair: settings.fair,
-            entry: if outer.is_some() { Entry::Reenter } else { Entry::Fresh },
+            entry: if outer.is_some() {
+                Entry::Reenter
+            } else {
+                Entry::Fresh
+            },
             ..Request::new(key.clone(), ttl)
         };
         backend.identity().capabilities.check(&request)?;
@@ -253,15 +329,22 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>,
         capture: context.out.only_on_failure,
     };
     plan.check()?;
-    let resorts = claims.iter_mut().map(|claim| prepare(&mut *claim.backend)).collect::<Result<Vec<_>>>()?;
-    let guardian = fork_guardian(plan, all_of(resorts)).map_err(|error| cannot_supervise(&error))?;
+    let resorts = claims
+        .iter_mut()
+        .map(|claim| prepare(&mut *claim.backend))
+        .collect::<Result<Vec<_>>>()?;
+    let guardian =
+        fork_guardian(plan, all_of(resorts)).map_err(|error| cannot_supervise(&error))?;
     let program = settings.command.first().map(OsString::as_os_str);
     let us = super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
     let run_policy = settings.policy.run_policy(us.place());
     let anyway = settings.policy.anyway.clone();
     let metadata = match (settings.metadata, &anyway) {
         (true, _) => Some(Metadata { anyway, ..us }),
-        (false, Some(_)) => Some(Metadata { anyway, ..Metadata::default() }),
+        (false, Some(_)) => Some(Metadata {
+            anyway,
+            ..Metadata::default()
+        }),
         (false, None) => None,
     };
     for Claim { request, .. } in &mut claims {
@@ -271,26 +354,48 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>,
     }
     in_order(&mut claims);
     super::block_on(async {
-        let supervisor = guardian.attach().map_err(|error| cannot_supervise(&error))?;
+        let supervisor = guardian
+            .attach()
+            .map_err(|error| cannot_supervise(&error))?;
         let signals = Signals::new().map_err(|error| cannot_supervise(&error))?;
-        Job { settings, context, events, budget, held, supervisor, signals, metadata }.run(claims).await
+        Job {
+            settings,
+            context,
+            events,
+            budget,
+            held,
+            supervisor,
+            signals,
+            metadata,
+        }
+        .run(claims)
+        .await
     })
 }
 
 fn prepare(backend: &mut dyn Backend) -> Result<Option<LastResort>> {
     // Root's command may go on as another user, who could then keep or free any lock of root's.
     let command_keeps = !rustix::process::geteuid().is_root();
-    let prepared = backend.tether().map(|tether| tether.prepare(command_keeps)).transpose();
-    prepared.map(Option::flatten).map_err(|error| error.about("prepare", &backend.identity().url, None))
+    let prepared = backend
+        .tether()
+        .map(|tether| tether.prepare(command_keeps))
+        .transpose();
+    prepared
+        .map(Option::flatten)
+        .map_err(|error| error.about("prepare", &backend.identity().url, None))
 }
 
 /// Combines the last resorts into one.
 fn all_of(resorts: Vec<Option<LastResort>>) -> Option<LastResort> {
     let resorts: Vec<_> = resorts.into_iter().flatten().collect();
-    (!resorts.is_empty()).then(|| Box::new(|| resorts.into_iter().for_each(|resort| resort())) as LastResort)
+    (!resorts.is_empty())
+        .then(|| Box::new(|| resorts.into_iter().for_each(|resort| resort())) as LastResort)
 }
 
 fn cannot_supervise(error: &io::Error) -> Error {
-    Error::new(Kind::Unavailable, format!("the command can't be supervised: {}", plain(error)))
-        .hint("processes, descriptors or memory may have run out on this host")
+    Error::new(
+        Kind::Unavailable,
+        format!("the command can't be supervised: {}", plain(error)),
+    )
+    .hint("processes, descriptors or memory may have run out on this host")
 }

@@ -6,7 +6,10 @@ use futures_util::future::join_all;
 
 use super::Context;
 use crate::{
-    lease::{self, BootClock, Budget, Claim, GroupOutcome, Lease, Limits, Loss, Released, WaitPolicy, acquire_all, in_order, note_skip},
+    lease::{
+        self, BootClock, Budget, Claim, GroupOutcome, Lease, Limits, Loss, Released, WaitPolicy,
+        acquire_all, in_order, note_skip,
+    },
     lock::{Backend, Intent, Key, Metadata, Mode, ReleaseInfo, Request, Result, Ttl},
     output::{self, Cause, Skip, Waiting},
 };
@@ -50,7 +53,8 @@ pub enum AcquireResult<S> {
     Stopped(S),
 }
 
-/// Acquires the locks, or reports the reason why not. `program` is the program that needs the locks.
+/// Acquires the locks, or reports the reason why not. `program` is the program that needs the
+/// locks.
 ///
 /// # Errors
 /// The store's error; nothing is left behind as far as it can be reached.
@@ -63,10 +67,12 @@ pub async fn take<S>(
 ) -> Result<AcquireResult<S>> {
     output::print_in_background();
     let (out, clock) = (&context.out, BootClock);
-    let us = wanted
-        .metadata
-        .then(|| Metadata { command: program, ..super::metadata::collect(context.host.as_deref(), None, wanted.describe.clone()) });
-    let backends = iter::once_with(|| super::open(context)).chain(iter::repeat_with(|| super::open_as_it_is(context)));
+    let us = wanted.metadata.then(|| Metadata {
+        command: program,
+        ..super::metadata::collect(context.host.as_deref(), None, wanted.describe.clone())
+    });
+    let backends = iter::once_with(|| super::open(context))
+        .chain(iter::repeat_with(|| super::open_as_it_is(context)));
     let claim = |(key, backend): (&Key, Box<dyn Backend>)| Claim {
         request: Request {
             ttl_asked: wanted.ttl.is_some(),
@@ -74,7 +80,12 @@ pub async fn take<S>(
             fair: wanted.fair,
             detached,
             metadata: us.clone(),
-            ..Request::new(key.clone(), wanted.ttl.unwrap_or_else(|| backend.identity().capabilities.clamp_ttl(Ttl::DEFAULT)))
+            ..Request::new(
+                key.clone(),
+                wanted
+                    .ttl
+                    .unwrap_or_else(|| backend.identity().capabilities.clamp_ttl(Ttl::DEFAULT)),
+            )
         },
         backend,
     };
@@ -82,18 +93,33 @@ pub async fn take<S>(
     in_order(&mut claims);
     let waiting = Waiting::new(out, &context.silence, wanted.wait_policy, &clock);
     let stop = waiting.ticking(stop);
-    let outcome = acquire_all(&mut claims, &clock, wanted.wait_policy, context.limits(), stop, |key, busy| waiting.update(key, busy)).await;
+    let outcome = acquire_all(
+        &mut claims,
+        &clock,
+        wanted.wait_policy,
+        context.limits(),
+        stop,
+        |key, busy| waiting.update(key, busy),
+    )
+    .await;
     waiting.clear();
     // All claims use one store.
     if let Some(Claim { backend, .. }) = claims.first_mut() {
         context.tell(&mut **backend);
     }
     let waited = waiting.waited();
-    let not_taken = async |Claim { backend, request }: &mut Claim, cause: Cause<'_>, reason: &str| {
-        note_skip(&mut **backend, &request.key, us.as_ref(), reason).await;
-        let skip = Skip { key: &request.key, mode: request.mode, cause, waited, outcome: "not taken" };
-        AcquireResult::Not(out.busy(&skip, &backend.identity().url, wanted.conflict_status))
-    };
+    let not_taken =
+        async |Claim { backend, request }: &mut Claim, cause: Cause<'_>, reason: &str| {
+            note_skip(&mut **backend, &request.key, us.as_ref(), reason).await;
+            let skip = Skip {
+                key: &request.key,
+                mode: request.mode,
+                cause,
+                waited,
+                outcome: "not taken",
+            };
+            AcquireResult::Not(out.busy(&skip, &backend.identity().url, wanted.conflict_status))
+        };
     Ok(match outcome? {
         GroupOutcome::Granted(leases) => {
             let hold = |(Claim { backend, .. }, lease)| TakenLock { backend, lease };
@@ -101,7 +127,9 @@ pub async fn take<S>(
             holds.sort_by_key(|hold| wanted.keys().position(|key| *key == hold.lease.key));
             AcquireResult::Granted(holds)
         }
-        GroupOutcome::Busy(at, busy) => not_taken(&mut claims[at], Cause::Busy(&busy), "busy").await,
+        GroupOutcome::Busy(at, busy) => {
+            not_taken(&mut claims[at], Cause::Busy(&busy), "busy").await
+        }
         GroupOutcome::Denied(at, denial) => {
             let option = denial.rule.to_string();
             not_taken(&mut claims[at], Cause::Denied(&denial, &option), &option).await
@@ -116,7 +144,8 @@ impl WantedLocks {
     }
 }
 
-/// Renews all locks until the first is lost. Returns its index and loss. Calls `extended` after each confirmed renewal.
+/// Renews all locks until the first is lost. Returns its index and loss. Calls `extended` after
+/// each confirmed renewal.
 ///
 /// # Errors
 /// If the lease has no room for a command to be stopped in.
@@ -126,9 +155,14 @@ pub async fn keep(
     intent: Intent,
     extended: &dyn Fn(usize, &Lease, &Budget),
 ) -> Result<(usize, Loss)> {
-    let Some(hold) = holds.first() else { return std::future::pending().await };
+    let Some(hold) = holds.first() else {
+        return std::future::pending().await;
+    };
     let budget = hold.budget()?;
-    let each = holds.iter_mut().map(|TakenLock { backend, lease }| (backend, lease)).enumerate();
+    let each = holds
+        .iter_mut()
+        .map(|TakenLock { backend, lease }| (backend, lease))
+        .enumerate();
     Ok(lease::keep_all(each, &BootClock, budget, limits, intent, extended).await)
 }
 
@@ -138,15 +172,30 @@ impl TakenLock {
     /// # Errors
     /// If the lease has no room for a command to be stopped in.
     pub fn budget(&self) -> Result<Budget> {
-        Budget::new(self.lease.ttl, None, self.backend.identity().capabilities.pace)
+        Budget::new(
+            self.lease.ttl,
+            None,
+            self.backend.identity().capabilities.pace,
+        )
     }
 }
 
 /// Releases all locks, which this process took.
-pub async fn release(holds: &mut [TakenLock], info: &ReleaseInfo, limits: Limits<'_>) -> Vec<Released> {
+pub async fn release(
+    holds: &mut [TakenLock],
+    info: &ReleaseInfo,
+    limits: Limits<'_>,
+) -> Vec<Released> {
     let limits = limits.once_answered();
-    let each = holds
-        .iter_mut()
-        .map(|TakenLock { backend, lease }| lease::release(&mut **backend, &BootClock, &lease.key, &lease.token, info, limits));
+    let each = holds.iter_mut().map(|TakenLock { backend, lease }| {
+        lease::release(
+            &mut **backend,
+            &BootClock,
+            &lease.key,
+            &lease.token,
+            info,
+            limits,
+        )
+    });
     join_all(each).await
 }

@@ -25,13 +25,21 @@ pub struct Target {
 impl Target {
     /// Whether a store was configured; otherwise dlock uses the embedded default.
     pub fn is_asked_for(&self) -> bool {
-        !matches!(self.backend, BackendConfig::Sqlite { asked_for: false, .. })
+        !matches!(
+            self.backend,
+            BackendConfig::Sqlite {
+                asked_for: false,
+                ..
+            }
+        )
     }
 
     /// Returns why a trial lock would block other users' locks, if all keys are one lock.
     pub fn one_lock_for_all(&self) -> Option<&'static str> {
         match &self.backend {
-            BackendConfig::Postgres(options) if options.advisory_key.is_some() => Some("pg_key makes every key the one lock of the jobs"),
+            BackendConfig::Postgres(options) if options.advisory_key.is_some() => {
+                Some("pg_key makes every key the one lock of the jobs")
+            }
             _ => None,
         }
     }

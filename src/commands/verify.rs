@@ -28,7 +28,8 @@ pub struct Args {
 pub struct VerifySettings {
     /// The lock's key.
     pub key: Key,
-    /// The token to check; `None` for the token of the innermost `dlock run` of the key around this process.
+    /// The token to check; `None` for the token of the innermost `dlock run` of the key around this
+    /// process.
     pub token: Option<Token>,
     /// The holds of this process's ancestors.
     pub held: Held,
@@ -41,23 +42,49 @@ pub struct VerifySettings {
 pub async fn run(settings: VerifySettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let (out, key) = (&context.out, &settings.key);
-    let Some(token) = settings.token.or_else(|| settings.held.find(backend.identity().fingerprint, key)) else {
-        return Ok(out.not_verified(key, &backend.identity().url, "no dlock run around this process holds this lock"));
+    let Some(token) = settings
+        .token
+        .or_else(|| settings.held.find(backend.identity().fingerprint, key))
+    else {
+        return Ok(out.not_verified(
+            key,
+            &backend.identity().url,
+            "no dlock run around this process holds this lock",
+        ));
     };
-    let question = async |backend: &mut dyn Backend| backend.renew(key, &token, Intent::Probe).await;
-    let answer = ask(&mut *backend, &BootClock, context.limits(), ("verify", Some(key)), question).await?;
+    let question =
+        async |backend: &mut dyn Backend| backend.renew(key, &token, Intent::Probe).await;
+    let answer = ask(
+        &mut *backend,
+        &BootClock,
+        context.limits(),
+        ("verify", Some(key)),
+        question,
+    )
+    .await?;
     context.tell(&mut *backend);
     match answer {
-        Renewal::Kept { expires_in } if out.is_json() => {
-            Ok(out.finish(out.json(&json::Verified::new(key, &backend.identity().url, expires_in)), exit::OK))
-        }
+        Renewal::Kept { expires_in } if out.is_json() => Ok(out.finish(
+            out.json(&json::Verified::new(
+                key,
+                &backend.identity().url,
+                expires_in,
+            )),
+            exit::OK,
+        )),
         Renewal::Kept { expires_in } => {
             if out.attended() {
-                let left = expires_in.map(|left| format!(", expires in {} unless it is renewed", age(left))).unwrap_or_default();
+                let left = expires_in
+                    .map(|left| format!(", expires in {} unless it is renewed", age(left)))
+                    .unwrap_or_default();
                 out.notice(&format!("{}: held{left}", key.escaped()));
             }
             Ok(exit::OK)
         }
-        _ => Ok(out.not_verified(key, &backend.identity().url, "the token does not hold this lock")),
+        _ => Ok(out.not_verified(
+            key,
+            &backend.identity().url,
+            "the token does not hold this lock",
+        )),
     }
 }

@@ -1,9 +1,10 @@
 //! Taking a lock: asking, waiting, asking again, and leaving the queue on every way out.
 //!
-//! The loop covers these interleavings. The grant's answer is lost: the same token asks again, which counts
-//! once. The grant comes so late that too little of the lease is left: dlock asks again, which sets the expiry anew. The
-//! wait ends during an attempt: dlock undoes the attempt. The waiter is notified while it leaves: `leave_queue` passes the
-//! offer on. The store goes away and comes back: dlock goes on asking until the wait ends.
+//! The loop covers these interleavings. The grant's answer is lost: the same token asks again,
+//! which counts once. The grant comes so late that too little of the lease is left: dlock asks
+//! again, which sets the expiry anew. The wait ends during an attempt: dlock undoes the attempt.
+//! The waiter is notified while it leaves: `leave_queue` passes the offer on. The store goes away
+//! and comes back: dlock goes on asking until the wait ends.
 
 use std::{future::Future, pin::pin, time::Duration};
 
@@ -15,8 +16,8 @@ use super::{
     wall_ms,
 };
 use crate::lock::{
-    Attempt, Backend, BootTime, Busy, Capabilities, Denial, Effect, Entry, Error, Fence, Grant, Identity, Kind, Origin, Request, Result,
-    Rule, Token,
+    Attempt, Backend, BootTime, Busy, Capabilities, Denial, Effect, Entry, Error, Fence, Grant,
+    Identity, Kind, Origin, Request, Result, Rule, Token,
 };
 
 /// How long to wait for a lock that another process holds.
@@ -43,7 +44,8 @@ pub enum Outcome<S> {
     Stopped(S),
 }
 
-/// The longest time that a waiter relies on a wake-up. It covers lost wake-ups and keeps the queue entry fresh.
+/// The longest time that a waiter relies on a wake-up. It covers lost wake-ups and keeps the queue
+/// entry fresh.
 const RECHECK: Duration = Duration::from_secs(5);
 /// How often a waiter asks when it is next in the queue and a run record still denies the lock.
 const KEPT: Duration = Duration::from_millis(1500);
@@ -56,12 +58,12 @@ const PASSING: Duration = Duration::from_millis(100);
 
 /// Takes the lock that `request` describes, and waits as long as `wait_policy` says.
 ///
-/// `stop` ends the attempt from outside; `busy` is called each time the lock is found held while waiting.
-/// Not cancel safe: end it through `stop`.
+/// `stop` ends the attempt from outside; `busy` is called each time the lock is found held while
+/// waiting. Not cancel safe: end it through `stop`.
 ///
 /// # Errors
-/// What the store can't do ([`crate::lock::Capabilities::check`]), and failures that asking again didn't fix: within
-/// `limits.answer`, or by the end of the wait if that is later.
+/// What the store can't do ([`crate::lock::Capabilities::check`]), and failures that asking again
+/// didn't fix: within `limits.answer`, or by the end of the wait if that is later.
 pub async fn acquire<S>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
@@ -78,7 +80,9 @@ pub async fn acquire<S>(
         // It has not come with those that fire together.
         run_policy.skew_guard = None;
     }
-    request.run_policy = request.run_policy.filter(|run_policy| run_policy.anyway || run_policy.record_anything());
+    request.run_policy = request
+        .run_policy
+        .filter(|run_policy| run_policy.anyway || run_policy.record_anything());
     let mut attempts = AcquireLoop::new(clock, wait_policy, limits);
     let mut stop = pin!(stop);
     let mut result = {
@@ -95,10 +99,20 @@ pub async fn acquire<S>(
         // The store tells only the first successor that a holder vanished.
         clock.sleep_until(end).await;
     }
-    let mut undo = Undo { request: &request, maybe_granted, waited: attempts.waited };
-    let undone = undo.run(backend, clock, attempts.limits, UNDO.min(limits.answer)).await;
+    let mut undo = Undo {
+        request: &request,
+        maybe_granted,
+        waited: attempts.waited,
+    };
+    let undone = undo
+        .run(backend, clock, attempts.limits, UNDO.min(limits.answer))
+        .await;
     let left = worth_until(&request, attempts.sent).since(clock.now());
-    if !undone && undo.maybe_granted && !left.is_zero() && !matches!(result, Ok(Outcome::Stopped(_))) {
+    if !undone
+        && undo.maybe_granted
+        && !left.is_zero()
+        && !matches!(result, Ok(Outcome::Stopped(_)))
+    {
         let undone = tokio::select! {
             biased;
             stopped = &mut stop => {
@@ -132,7 +146,8 @@ struct AcquireLoop<'a> {
     transient_until: Option<BootTime>,
     /// When all drain delays of grants are over.
     drained_at: Option<BootTime>,
-    /// The last grant with a drain delay, which is part of that. The same grant adds no delay when it is repeated.
+    /// The last grant with a drain delay, which is part of that. The same grant adds no delay when
+    /// it is repeated.
     counted: Option<Fence>,
     /// When the last attempt was sent.
     sent: BootTime,
@@ -169,7 +184,9 @@ impl<'a> AcquireLoop<'a> {
         &mut self,
         backend: &mut dyn Backend,
         clock: &dyn Clock,
-        Identity { capabilities, url, .. }: &Identity,
+        Identity {
+            capabilities, url, ..
+        }: &Identity,
         request: &mut Request,
         busy: &mut dyn FnMut(&Busy),
     ) -> Result<Outcome<S>> {
@@ -183,9 +200,16 @@ impl<'a> AcquireLoop<'a> {
             let answer = bounded(clock, end, backend.try_acquire(request)).await;
             self.limits.record_answer(matches!(answer, Some(Ok(_))));
             self.limits.answered |= matches!(answer, Some(Ok(_)));
-            self.silences = if answer.is_some() { 0 } else { self.silences + 1 };
+            self.silences = if answer.is_some() {
+                0
+            } else {
+                self.silences + 1
+            };
             let error = match answer {
-                Some(Ok(Attempt::Granted(grant))) => match self.granted(backend, clock, capabilities, request, grant, sent).await? {
+                Some(Ok(Attempt::Granted(grant))) => match self
+                    .granted(backend, clock, capabilities, request, grant, sent)
+                    .await?
+                {
                     Ok(lease) => return Ok(Outcome::Granted(lease)),
                     Err(error) => error,
                 },
@@ -195,15 +219,22 @@ impl<'a> AcquireLoop<'a> {
                     continue;
                 }
                 Some(Ok(Attempt::NotHeld)) => {
-                    return Err(Error::new(Kind::Internal, "a fresh request was answered as a nested one"));
+                    return Err(Error::new(
+                        Kind::Internal,
+                        "a fresh request was answered as a nested one",
+                    ));
                 }
                 Some(Ok(Attempt::Busy(mut found))) => {
                     (self.in_flight, self.counted) = (false, None);
                     // If a newcomer may go first, a position would promise too much.
-                    found.position = found.position.filter(|_| request.fair || capabilities.always_fair);
+                    found.position = found
+                        .position
+                        .filter(|_| request.fair || capabilities.always_fair);
                     pause = Pause::new();
                     let now = clock.now();
-                    let Some(most) = self.wait_for_busy(now, &found, capabilities, busy) else { return Ok(Outcome::Busy(found)) };
+                    let Some(most) = self.wait_for_busy(now, &found, capabilities, busy) else {
+                        return Ok(Outcome::Busy(found));
+                    };
                     // The next request shows whether the store failed.
                     let grown = most.saturating_add(self.limits.attempt());
                     match bounded(clock, now.plus(grown), backend.wait(request, most)).await {
@@ -219,7 +250,11 @@ impl<'a> AcquireLoop<'a> {
                         return Ok(Outcome::Denied(denial));
                     }
                     // The waiter is first in the queue, and shows by asking that it is alive.
-                    clock.sleep_until(now.plus(self.longest_wait(now, denial.again_in, true).min(KEPT))).await;
+                    clock
+                        .sleep_until(
+                            now.plus(self.longest_wait(now, denial.again_in, true).min(KEPT)),
+                        )
+                        .await;
                     continue;
                 }
                 Some(Err(error)) => {
@@ -229,14 +264,21 @@ impl<'a> AcquireLoop<'a> {
                 }
                 None => {
                     self.unsure = true;
-                    silence(clock.now().since(sent), last_error.take().filter(|_| end < sent.plus(full)))
+                    silence(
+                        clock.now().since(sent),
+                        last_error.take().filter(|_| end < sent.plus(full)),
+                    )
                 }
             };
             let again = clock.now().plus(pause.next());
             if !self.limits.may_retry(&error) || self.outage_until.is_some_and(|end| again >= end) {
                 self.limits.record_answer(true);
                 // While a request waits, the right server may still come.
-                let kind = if error.origin == Origin::WrongServer && request.waiting { Kind::Unavailable } else { error.kind };
+                let kind = if error.origin == Origin::WrongServer && request.waiting {
+                    Kind::Unavailable
+                } else {
+                    error.kind
+                };
                 return Err(Error { kind, ..error }.backend(url));
             }
             self.limits.failed(&error);
@@ -245,7 +287,8 @@ impl<'a> AcquireLoop<'a> {
         }
     }
 
-    /// Makes the request ready for an attempt that is sent now. Returns the time limit for its answer.
+    /// Makes the request ready for an attempt that is sent now. Returns the time limit for its
+    /// answer.
     fn send(&mut self, request: &mut Request, sent: BootTime) -> BootTime {
         request.at_ms = Some(wall_ms());
         if let Some(metadata) = &mut request.metadata {
@@ -274,7 +317,8 @@ impl<'a> AcquireLoop<'a> {
         self.limits.attempt() * timeout_factor(self.silences)
     }
 
-    /// Makes a lease of a grant, after its drain delay. The inner error says that too little of it is left, or that it may be over.
+    /// Makes a lease of a grant, after its drain delay. The inner error says that too little of it
+    /// is left, or that it may be over.
     async fn granted(
         &mut self,
         backend: &mut dyn Backend,
@@ -285,8 +329,12 @@ impl<'a> AcquireLoop<'a> {
         sent: BootTime,
     ) -> Result<Result<Lease>> {
         let budget = Budget::new(grant.ttl, None, capabilities.pace)?;
-        if grant.drain_delay > Duration::ZERO && self.counted.replace(grant.fence) != Some(grant.fence) {
-            self.drained_at = self.drained_at.max(Some(clock.now().plus(grant.drain_delay)));
+        if grant.drain_delay > Duration::ZERO
+            && self.counted.replace(grant.fence) != Some(grant.fence)
+        {
+            self.drained_at = self
+                .drained_at
+                .max(Some(clock.now().plus(grant.drain_delay)));
         }
         if let Some(end) = self.drained_at.filter(|end| clock.now() < *end) {
             let over = async {
@@ -297,7 +345,11 @@ impl<'a> AcquireLoop<'a> {
             };
             if bounded(clock, end, over).await.is_some() {
                 (self.unsure, self.counted) = (true, None);
-                return Ok(Err(Error::new(Kind::Unavailable, "the hold ended before its command was started").effect(Effect::Unknown)));
+                return Ok(Err(Error::new(
+                    Kind::Unavailable,
+                    "the hold ended before its command was started",
+                )
+                .effect(Effect::Unknown)));
             }
         }
         if clock.now() >= budget.start_by(sent) {
@@ -306,7 +358,10 @@ impl<'a> AcquireLoop<'a> {
         }
         Ok(Ok(Lease {
             key: request.key.clone(),
-            token: Token { session: grant.session.filter(|_| request.detached), ..request.token },
+            token: Token {
+                session: grant.session.filter(|_| request.detached),
+                ..request.token
+            },
             fence: grant.fence,
             ttl: grant.ttl,
             t0: sent,
@@ -315,12 +370,23 @@ impl<'a> AcquireLoop<'a> {
         }))
     }
 
-    /// Returns how long to wait for a lock that was found busy. Returns `None` if waiting has ended.
-    fn wait_for_busy(&mut self, now: BootTime, found: &Busy, capabilities: &Capabilities, busy: &mut dyn FnMut(&Busy)) -> Option<Duration> {
+    /// Returns how long to wait for a lock that was found busy. Returns `None` if waiting has
+    /// ended.
+    fn wait_for_busy(
+        &mut self,
+        now: BootTime,
+        found: &Busy,
+        capabilities: &Capabilities,
+        busy: &mut dyn FnMut(&Busy),
+    ) -> Option<Duration> {
         if self.may_wait(now) {
             busy(found);
             // A store that announces no release sets the pace of its waiters itself.
-            return Some(self.longest_wait(now, found.expires_in, found.notifies || !capabilities.notification));
+            return Some(self.longest_wait(
+                now,
+                found.expires_in,
+                found.notifies || !capabilities.notification,
+            ));
         }
         let until = *self.transient_until.get_or_insert(now.plus(PASSING));
         if !found.transient || now >= until {
@@ -331,10 +397,20 @@ impl<'a> AcquireLoop<'a> {
     }
 
     /// Returns how long to wait before the next look at the lock without a wake-up.
-    fn longest_wait(&self, now: BootTime, free_in: Option<Duration>, ends_by_itself: bool) -> Duration {
-        let mut most = if ends_by_itself { RECHECK } else { POLL.saturating_sub(spread(POLL / 4)) };
+    fn longest_wait(
+        &self,
+        now: BootTime,
+        free_in: Option<Duration>,
+        ends_by_itself: bool,
+    ) -> Duration {
+        let mut most = if ends_by_itself {
+            RECHECK
+        } else {
+            POLL.saturating_sub(spread(POLL / 4))
+        };
         if let Some(expires) = free_in {
-            // Spread over a twentieth of a second, so that the waiters of a dead holder don't all ask at once.
+            // Spread over a twentieth of a second, so that the waiters of a dead holder don't all
+            // ask at once.
             most = most.min(expires + Duration::from_millis(1) + spread(Duration::from_millis(50)));
         }
         match self.wait_until {

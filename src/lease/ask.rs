@@ -3,16 +3,21 @@
 use std::{pin::pin, time::Duration};
 
 use super::{Clock, Silence, bounded};
-use crate::lock::{Backend, BootTime, Effect, Error, Key, Kind, Progress, Release, ReleaseInfo, Result, Scope, Token};
+use crate::lock::{
+    Backend, BootTime, Effect, Error, Key, Kind, Progress, Release, ReleaseInfo, Result, Scope,
+    Token,
+};
 
 /// The time limits of a store, and the place where its silence is recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<'a> {
-    /// The time limit for one question, with all of its attempts, or for the silence within a long answer (`--backend-timeout`).
+    /// The time limit for one question, with all of its attempts, or for the silence within a long
+    /// answer (`--backend-timeout`).
     pub answer: Duration,
     /// Shows people a store that does not answer; `None` without a terminal.
     pub silence: Option<&'a Silence>,
-    /// Whether the store has answered this process before, so that a refusal may pass ([`Error::may_pass`]).
+    /// Whether the store has answered this process before, so that a refusal may pass
+    /// ([`Error::may_pass`]).
     pub answered: bool,
 }
 
@@ -22,7 +27,11 @@ impl Limits<'_> {
 
     /// Returns limits of this length, with no record of silence.
     pub const fn of(answer: Duration) -> Self {
-        Self { answer, silence: None, answered: false }
+        Self {
+            answer,
+            silence: None,
+            answered: false,
+        }
     }
 
     /// Returns the same limits with another time.
@@ -34,7 +43,10 @@ impl Limits<'_> {
     /// Returns the same limits for a store that has answered this process before.
     #[must_use]
     pub const fn once_answered(self) -> Self {
-        Self { answered: true, ..self }
+        Self {
+            answered: true,
+            ..self
+        }
     }
 
     /// Whether asking again may help after this error.
@@ -43,7 +55,12 @@ impl Limits<'_> {
     }
 
     /// Records that a question is sent.
-    pub(super) fn asked(&self, url: impl FnOnce() -> String, since: BootTime, until: Option<BootTime>) {
+    pub(super) fn asked(
+        &self,
+        url: impl FnOnce() -> String,
+        since: BootTime,
+        until: Option<BootTime>,
+    ) {
         if let Some(silence) = self.silence {
             silence.asked(url, since, until);
         }
@@ -76,8 +93,9 @@ impl Limits<'_> {
     }
 }
 
-/// Returns the factor by which an attempt is longer after this many in a row without an answer. One answer may be lost. An overloaded store
-/// gets more time, since each question that dlock gives up and repeats adds to its load.
+/// Returns the factor by which an attempt is longer after this many in a row without an answer. One
+/// answer may be lost. An overloaded store gets more time, since each question that dlock gives up
+/// and repeats adds to its load.
 pub(super) fn timeout_factor(silences: u32) -> u32 {
     1 << silences.saturating_sub(1).min(2)
 }
@@ -106,13 +124,19 @@ pub(super) fn spread(most: Duration) -> Duration {
 
 /// Returns the error for a question without an answer.
 pub(super) fn no_answer(after: Duration) -> Error {
-    Error::new(Kind::Timeout, format!("no answer within {}", humantime::format_duration(rounded(after))))
-        .effect(Effect::Unknown)
-        .hint("is the server up and reachable from here? --backend-timeout gives it more time")
+    Error::new(
+        Kind::Timeout,
+        format!(
+            "no answer within {}",
+            humantime::format_duration(rounded(after))
+        ),
+    )
+    .effect(Effect::Unknown)
+    .hint("is the server up and reachable from here? --backend-timeout gives it more time")
 }
 
-/// Returns the error for a last attempt that had little time and no answer. It names the failure `before` that attempt, if there was
-/// one, and says that the last attempt may have been served.
+/// Returns the error for a last attempt that had little time and no answer. It names the failure
+/// `before` that attempt, if there was one, and says that the last attempt may have been served.
 pub(super) fn silence(after: Duration, before: Option<Error>) -> Error {
     before.map_or_else(|| no_answer(after), |error| error.effect(Effect::Unknown))
 }
@@ -125,8 +149,8 @@ fn rounded(length: Duration) -> Duration {
 
 /// Asks until there is an answer, an error that asking again can't fix, or `limits.answer` is over.
 ///
-/// The question must be idempotent. The error's effect is [`Effect::Unknown`] if any attempt's was. The error names the
-/// store and the subject of the question.
+/// The question must be idempotent. The error's effect is [`Effect::Unknown`] if any attempt's was.
+/// The error names the store and the subject of the question.
 pub async fn ask<T>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
@@ -134,11 +158,20 @@ pub async fn ask<T>(
     about: (&'static str, Option<&Key>),
     mut question: impl AsyncFnMut(&mut dyn Backend) -> Result<T>,
 ) -> Result<T> {
-    ask_first(backend, clock, limits, limits.attempt(), about, async |backend, _| question(backend).await).await
+    ask_first(
+        backend,
+        clock,
+        limits,
+        limits.attempt(),
+        about,
+        async |backend, _| question(backend).await,
+    )
+    .await
 }
 
-/// Asks a question with a long answer, such as a list. The time limits count the store's silence: each part of the answer that arrives
-/// starts them again. If no other server can be asked, the first attempt has all the time.
+/// Asks a question with a long answer, such as a list. The time limits count the store's silence:
+/// each part of the answer that arrives starts them again. If no other server can be asked, the
+/// first attempt has all the time.
 pub async fn ask_long<T>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
@@ -146,7 +179,11 @@ pub async fn ask_long<T>(
     about: (&'static str, Option<&Key>),
     question: impl AsyncFnMut(&mut dyn Backend, &Progress) -> Result<T>,
 ) -> Result<T> {
-    let first = if backend.identity().has_other_servers { limits.attempt() } else { limits.answer };
+    let first = if backend.identity().has_other_servers {
+        limits.attempt()
+    } else {
+        limits.answer
+    };
     ask_first(backend, clock, limits, first, about, question).await
 }
 
@@ -171,21 +208,37 @@ async fn ask_first<T>(
         let silent_for = std::mem::replace(&mut attempt, limits.attempt());
         let full = sent.plus(silent_for);
         let progress = Progress::default();
-        let answer = unless_silent(clock, limits, (full.min(until), silent_for), &progress, question(backend, &progress)).await;
+        let answer = unless_silent(
+            clock,
+            limits,
+            (full.min(until), silent_for),
+            &progress,
+            question(backend, &progress),
+        )
+        .await;
         let error = match answer {
             Ok(Ok(answer)) => {
                 limits.record_answer(true);
                 return Ok(answer);
             }
             Ok(Err(error)) => error,
-            Err(heard) => silence(clock.now().since(heard.unwrap_or(began)), last_error.take().filter(|_| until < full)),
+            Err(heard) => silence(
+                clock.now().since(heard.unwrap_or(began)),
+                last_error.take().filter(|_| until < full),
+            ),
         };
         unknown |= error.effect != Effect::NotApplied;
         let again = clock.now().plus(pause.next());
         if !limits.may_retry(&error) || again >= until {
             limits.record_answer(true);
-            let effect = if unknown { Effect::Unknown } else { error.effect };
-            return Err(error.effect(effect).about(operation, &backend.identity().url, key));
+            let effect = if unknown {
+                Effect::Unknown
+            } else {
+                error.effect
+            };
+            return Err(error
+                .effect(effect)
+                .about(operation, &backend.identity().url, key));
         }
         limits.failed(&error);
         last_error = Some(error);
@@ -193,8 +246,9 @@ async fn ask_first<T>(
     }
 }
 
-/// Runs `work` until `until`, or as long as no more than `silent_for` passes between two parts of its answer. A store that is silent for
-/// longer is the error, with the time of the last part; `work` is dropped then.
+/// Runs `work` until `until`, or as long as no more than `silent_for` passes between two parts of
+/// its answer. A store that is silent for longer is the error, with the time of the last part;
+/// `work` is dropped then.
 async fn unless_silent<T>(
     clock: &dyn Clock,
     limits: Limits<'_>,
@@ -229,7 +283,8 @@ pub enum Released {
     NotHeld,
     /// The store did not answer; the lease ends by itself.
     Unknown(Error),
-    /// The lock is free, since its session was ended; but the store does not know how the hold ended.
+    /// The lock is free, since its session was ended; but the store does not know how the hold
+    /// ended.
     Untold(Error),
 }
 
@@ -240,8 +295,8 @@ const ELSEWHERE: Duration = Duration::from_secs(1);
 
 /// Releases a lease, asking again while `limits` last.
 ///
-/// "Not held" counts as an answer only if no earlier attempt may have done the work. Without an answer, dlock cuts the hold's
-/// tether ([`Tether::cut`](crate::lock::Tether::cut)).
+/// "Not held" counts as an answer only if no earlier attempt may have done the work. Without an
+/// answer, dlock cuts the hold's tether ([`Tether::cut`](crate::lock::Tether::cut)).
 pub async fn release(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
@@ -252,14 +307,25 @@ pub async fn release(
 ) -> Released {
     let mut in_flight = false;
     let mut maybe_done = false;
-    let first = if backend.identity().has_other_servers { ELSEWHERE.min(limits.attempt()) } else { limits.attempt() };
-    let answer = ask_first(backend, clock, limits, first, ("release", Some(key)), async |backend, _| {
-        // Still set if the attempt before was dropped for taking too long.
-        maybe_done |= std::mem::replace(&mut in_flight, true);
-        let answer = backend.release(key, token, info).await;
-        in_flight = matches!(&answer, Err(error) if error.effect != Effect::NotApplied);
-        answer.map(|answer| (answer, maybe_done))
-    })
+    let first = if backend.identity().has_other_servers {
+        ELSEWHERE.min(limits.attempt())
+    } else {
+        limits.attempt()
+    };
+    let answer = ask_first(
+        backend,
+        clock,
+        limits,
+        first,
+        ("release", Some(key)),
+        async |backend, _| {
+            // Still set if the attempt before was dropped for taking too long.
+            maybe_done |= std::mem::replace(&mut in_flight, true);
+            let answer = backend.release(key, token, info).await;
+            in_flight = matches!(&answer, Err(error) if error.effect != Effect::NotApplied);
+            answer.map(|answer| (answer, maybe_done))
+        },
+    )
     .await;
     match answer {
         Ok((Release::Released, _)) => Released::Free,
@@ -288,13 +354,19 @@ mod tests {
     #[test]
     fn a_spread_is_random_and_less_than_the_whole() {
         let all: Vec<_> = (0..100).map(|_| spread(Duration::from_secs(1))).collect();
-        assert!(all.iter().all(|part| *part < Duration::from_secs(1)) && all.iter().any(|part| *part != all[0]), "{all:?}");
+        assert!(
+            all.iter().all(|part| *part < Duration::from_secs(1))
+                && all.iter().any(|part| *part != all[0]),
+            "{all:?}"
+        );
     }
 
     #[test]
     fn times_are_rounded_for_people() {
-        let texts = [7, 999, 1000, 1999, 61_234].map(|ms| no_answer(Duration::from_millis(ms)).message);
-        let meant = ["7ms", "999ms", "1s", "1s 900ms", "1m 1s 200ms"].map(|time| format!("no answer within {time}"));
+        let texts =
+            [7, 999, 1000, 1999, 61_234].map(|ms| no_answer(Duration::from_millis(ms)).message);
+        let meant = ["7ms", "999ms", "1s", "1s 900ms", "1m 1s 200ms"]
+            .map(|time| format!("no answer within {time}"));
         assert_eq!(texts, meant);
     }
 }

@@ -14,7 +14,8 @@ use crate::lock::{Amendment, Backend, Break, Fence, Holder, Key, Result};
 pub enum BreakOutcome<S> {
     /// The hold is over: its holder released it, or its lease ended.
     Over,
-    /// The holder did not answer for all of its lease, and was evicted; or the caller asked for an eviction.
+    /// The holder did not answer for all of its lease, and was evicted; or the caller asked for an
+    /// eviction.
     Evicted,
     /// The hold no longer exists: nothing was done.
     Changed,
@@ -42,8 +43,9 @@ const LOOK: Duration = Duration::from_millis(200);
 /// How much longer than its lease dlock waits for a hold before the eviction.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// Marks the hold that was seen, and waits until it is over. Its holder stops the command, however long that takes. A holder
-/// without a sign of life for a whole lease has nothing running, and is evicted if the store still has the hold.
+/// Marks the hold that was seen, and waits until it is over. Its holder stops the command, however
+/// long that takes. A holder without a sign of life for a whole lease has nothing running, and is
+/// evicted if the store still has the hold.
 ///
 /// `on_holder` gets the store's state of the hold after each look.
 ///
@@ -57,20 +59,47 @@ pub async fn break_hold<S>(
     stop: impl Future<Output = S>,
     mut on_holder: impl FnMut(&Holder),
 ) -> Result<BreakOutcome<S>> {
-    let BreakRequest { key, seen, fence, mark, at_once } = request;
+    let BreakRequest {
+        key,
+        seen,
+        fence,
+        mark,
+        at_once,
+    } = request;
     let about = ("break", Some(key));
     let evict = async |backend: &mut dyn Backend| {
         let change = Amendment::Evict(fence, mark);
-        let done = ask(backend, clock, limits, about, async |backend: &mut dyn Backend| backend.amend(key, change).await).await?;
-        Ok(if done { BreakOutcome::Evicted } else { BreakOutcome::Changed })
+        let done = ask(
+            backend,
+            clock,
+            limits,
+            about,
+            async |backend: &mut dyn Backend| backend.amend(key, change).await,
+        )
+        .await?;
+        Ok(if done {
+            BreakOutcome::Evicted
+        } else {
+            BreakOutcome::Changed
+        })
     };
     if at_once {
         return evict(backend).await;
     }
     // A renewal may be under way: the lease counts from when the mark is there.
-    let lease = seen.expires_in.map(|left| left + seen.renewed_ago.unwrap_or_default());
+    let lease = seen
+        .expires_in
+        .map(|left| left + seen.renewed_ago.unwrap_or_default());
     let change = Amendment::Mark(fence, mark);
-    if !ask(backend, clock, limits, about, async |backend: &mut dyn Backend| backend.amend(key, change).await).await? {
+    if !ask(
+        backend,
+        clock,
+        limits,
+        about,
+        async |backend: &mut dyn Backend| backend.amend(key, change).await,
+    )
+    .await?
+    {
         return Ok(BreakOutcome::Changed);
     }
     let evict_at = lease.map(|lease| clock.now().plus(lease + SLACK));
@@ -78,18 +107,33 @@ pub async fn break_hold<S>(
         let mut pause = Pause::new();
         loop {
             clock.sleep_until(clock.now().plus(LOOK)).await;
-            let looked = bounded(clock, clock.now().plus(limits.attempt()), backend.inspect(key)).await;
+            let looked = bounded(
+                clock,
+                clock.now().plus(limits.attempt()),
+                backend.inspect(key),
+            )
+            .await;
             let Some(Ok(state)) = looked else {
                 clock.sleep_until(clock.now().plus(pause.next())).await;
                 continue;
             };
-            let Some(holder) = state.holders.iter().find(|holder| holder.fence == Some(fence)) else { return Ok(BreakOutcome::Over) };
+            let Some(holder) = state
+                .holders
+                .iter()
+                .find(|holder| holder.fence == Some(fence))
+            else {
+                return Ok(BreakOutcome::Over);
+            };
             on_holder(holder);
             let answered = holder.broken.as_ref().is_some_and(|mark| mark.seen);
             if !answered && evict_at.is_some_and(|end| clock.now() >= end) {
                 let done = evict(&mut *backend).await?;
                 // The hold ended by itself meanwhile.
-                return Ok(if matches!(done, BreakOutcome::Changed) { BreakOutcome::Over } else { done });
+                return Ok(if matches!(done, BreakOutcome::Changed) {
+                    BreakOutcome::Over
+                } else {
+                    done
+                });
             }
         }
     };

@@ -1,14 +1,16 @@
-//! How a lease's time is spent: when dlock renews, when the command gets TERM, when it must be dead.
+//! How a lease's time is spent: when dlock renews, when the command gets TERM, when it must be
+//! dead.
 
 use std::time::Duration;
 
 use crate::lock::{BootTime, Error, Kind, Pace, Result, Ttl};
 
-/// The thresholds of one lease, all counted from t₀: the moment *before* the last confirmed acquire or renewal was sent.
+/// The thresholds of one lease, all counted from t₀: the moment *before* the last confirmed acquire
+/// or renewal was sent.
 ///
-/// With L the TTL less the clock drift that is allowed for (1 % + 2 ms): renew every L/6; nothing confirmed
-/// by 0.6 L: TERM; KILL a grace later, by 0.8 L at the latest. The last fifth is for the kernel to kill and reap.
-/// A backend's [`Pace`] can be stricter.
+/// With L the TTL less the clock drift that is allowed for (1 % + 2 ms): renew every L/6; nothing
+/// confirmed by 0.6 L: TERM; KILL a grace later, by 0.8 L at the latest. The last fifth is for the
+/// kernel to kill and reap. A backend's [`Pace`] can be stricter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     lease: Duration,
@@ -30,7 +32,9 @@ impl Budget {
         match grace {
             Some(grace) if grace > room => {
                 let secs = |d: Duration| format!("{:.1}s", d.as_secs_f64());
-                let needed = (grace.as_secs_f64() * 100.0 / f64::from(pace.kill - pace.term) / 0.99 + 0.02).ceil();
+                let needed =
+                    (grace.as_secs_f64() * 100.0 / f64::from(pace.kill - pace.term) / 0.99 + 0.02)
+                        .ceil();
                 Err(Error::new(
                     Kind::Usage,
                     format!(
@@ -44,15 +48,26 @@ impl Budget {
                 )
                 .hint(format!("--ttl {needed:.0}s makes room for it")))
             }
-            _ => Ok(Self { lease, grace: grace.unwrap_or(Self::DEFAULT_GRACE).min(room), pace }),
+            _ => Ok(Self {
+                lease,
+                grace: grace.unwrap_or(Self::DEFAULT_GRACE).min(room),
+                pace,
+            }),
         }
     }
 
-    /// Returns the budget with the same grace for the TTL that a store granted, which may differ from the requested one.
+    /// Returns the budget with the same grace for the TTL that a store granted, which may differ
+    /// from the requested one.
     #[must_use]
     pub fn for_ttl(self, ttl: Ttl) -> Self {
         let lease = without_drift(ttl.get());
-        Self { lease, grace: self.grace.min(lease * (self.pace.kill - self.pace.term) / 100), ..self }
+        Self {
+            lease,
+            grace: self
+                .grace
+                .min(lease * (self.pace.kill - self.pace.term) / 100),
+            ..self
+        }
     }
 
     /// Returns how long after t₀ the next renewal is sent.
@@ -87,7 +102,8 @@ impl Budget {
 }
 
 fn without_drift(ttl: Duration) -> Duration {
-    ttl.saturating_sub(ttl / 100).saturating_sub(Duration::from_millis(2))
+    ttl.saturating_sub(ttl / 100)
+        .saturating_sub(Duration::from_millis(2))
 }
 
 #[cfg(test)]
@@ -95,7 +111,11 @@ mod tests {
     use super::*;
 
     fn budget(ttl: u64, grace: Option<u64>) -> Result<Budget> {
-        Budget::new(Ttl::new(Duration::from_secs(ttl)).unwrap(), grace.map(Duration::from_secs), Pace::USUAL)
+        Budget::new(
+            Ttl::new(Duration::from_secs(ttl)).unwrap(),
+            grace.map(Duration::from_secs),
+            Pace::USUAL,
+        )
     }
 
     #[test]
@@ -124,14 +144,23 @@ mod tests {
         let refused = budget(60, Some(30)).unwrap_err();
         assert_eq!(refused.kind, Kind::Usage);
         assert!(refused.message.contains("leaves 11.9s"), "{refused}");
-        assert_eq!(refused.hint.as_deref(), Some("--ttl 152s makes room for it"));
+        assert_eq!(
+            refused.hint.as_deref(),
+            Some("--ttl 152s makes room for it")
+        );
         assert!(budget(152, Some(30)).is_ok());
     }
 
     #[test]
     fn another_ttl_keeps_the_grace_as_far_as_it_has_room() {
         let ttl = |secs| Ttl::new(Duration::from_secs(secs)).unwrap();
-        assert_eq!(budget(60, None).unwrap().for_ttl(ttl(10)), budget(10, None).unwrap());
-        assert_eq!(budget(10, Some(1)).unwrap().for_ttl(ttl(60)), budget(60, Some(1)).unwrap());
+        assert_eq!(
+            budget(60, None).unwrap().for_ttl(ttl(10)),
+            budget(10, None).unwrap()
+        );
+        assert_eq!(
+            budget(10, Some(1)).unwrap().for_ttl(ttl(60)),
+            budget(60, Some(1)).unwrap()
+        );
     }
 }

@@ -12,7 +12,8 @@ pub trait Clock {
     /// Returns the present time.
     fn now(&self) -> BootTime;
 
-    /// Waits until `when` has come. Cancel safe. May return late, by up to a second after a suspend: check [`Clock::now`].
+    /// Waits until `when` has come. Cancel safe. May return late, by up to a second after a
+    /// suspend: check [`Clock::now`].
     async fn sleep_until(&self, when: BootTime);
 }
 
@@ -32,14 +33,19 @@ impl BootClock {
         BootTime::from_boot(Duration::new(seconds, nanos))
     }
 
-    /// Returns the wall clock's time since the Unix epoch: for comparison with other clocks, never for a lease.
+    /// Returns the wall clock's time since the Unix epoch: for comparison with other clocks, never
+    /// for a lease.
     pub fn wall() -> Duration {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-        Duration::new(u64::try_from(now.tv_sec).unwrap_or_default(), u32::try_from(now.tv_nsec).unwrap_or_default())
+        Duration::new(
+            u64::try_from(now.tv_sec).unwrap_or_default(),
+            u32::try_from(now.tv_nsec).unwrap_or_default(),
+        )
     }
 }
 
-/// Returns this host's calendar time in ms since 1970: for people to read, never to judge a lease by.
+/// Returns this host's calendar time in ms since 1970: for people to read, never to judge a lease
+/// by.
 pub fn wall_ms() -> u64 {
     u64::try_from(BootClock::wall().as_millis()).unwrap_or(u64::MAX)
 }
@@ -51,7 +57,8 @@ impl Clock for BootClock {
     }
 
     async fn sleep_until(&self, when: BootTime) {
-        // Tokio's timers stand still while the machine is suspended. Short steps keep the delay after a suspend short.
+        // Tokio's timers stand still while the machine is suspended. Short steps keep the delay
+        // after a suspend short.
         let mut left = when.since(Self::read());
         while !left.is_zero() {
             let step = left.min(STEP);
@@ -63,7 +70,11 @@ impl Clock for BootClock {
 }
 
 /// Runs `work` for at most until `until`; `None` if the time ran out, which drops `work`.
-pub async fn bounded<T>(clock: &dyn Clock, until: BootTime, work: impl Future<Output = T>) -> Option<T> {
+pub async fn bounded<T>(
+    clock: &dyn Clock,
+    until: BootTime,
+    work: impl Future<Output = T>,
+) -> Option<T> {
     tokio::select! {
         biased;
         done = work => Some(done),
@@ -79,12 +90,16 @@ mod tests {
 
     use super::*;
 
-    /// A paused runtime's timers stand still while the thread sleeps, as all timers do in a suspend.
+    /// A paused runtime's timers stand still while the thread sleeps, as all timers do in a
+    /// suspend.
     #[tokio::test(start_paused = true)]
     async fn a_deadline_during_a_suspend_fires_within_a_second() {
         let when = BootClock::read().plus(Duration::from_millis(1500));
         let mut sleep = pin!(BootClock.sleep_until(when));
-        assert!(timeout(Duration::ZERO, &mut sleep).await.is_err(), "it is too early");
+        assert!(
+            timeout(Duration::ZERO, &mut sleep).await.is_err(),
+            "it is too early"
+        );
         std::thread::sleep(Duration::from_millis(1600));
         advance(STEP + Duration::from_millis(1)).await;
         assert!(timeout(Duration::ZERO, &mut sleep).await.is_ok(), "late");
@@ -96,6 +111,9 @@ mod tests {
         let before = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
         let ours = [u128::from(wall_ms()), BootClock::wall().as_millis()];
         let after = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
-        assert!(ours.iter().all(|ms| (before..=after).contains(ms)), "{ours:?} not in {before} to {after}");
+        assert!(
+            ours.iter().all(|ms| (before..=after).contains(ms)),
+            "{ours:?} not in {before} to {after}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! `DLOCK_HELD`: the locks that ancestor processes hold, so that a nested `dlock run` enters instead of deadlocking.
+//! `DLOCK_HELD`: the locks that ancestor processes hold, so that a nested `dlock run` enters
+//! instead of deadlocking.
 //!
 //! The variable is only a claim: the store is asked each time whether a token still holds its lock.
 
@@ -36,20 +37,36 @@ impl Held {
 
     /// Returns the innermost hold that is claimed of `key` in the store with this fingerprint.
     pub fn find(&self, store: u64, key: &Key) -> Option<Token> {
-        self.0.iter().rev().find(|entry| entry.store == store && entry.key == *key).map(|entry| entry.token)
+        self.0
+            .iter()
+            .rev()
+            .find(|entry| entry.store == store && entry.key == *key)
+            .map(|entry| entry.token)
     }
 
     /// Returns the value for a command that runs under one more hold.
     #[must_use]
     pub fn and(mut self, store: u64, key: &Key, token: Token) -> Self {
-        self.0.retain(|entry| entry.store != store || entry.key != *key);
-        self.0.push(HeldLock { store, key: key.clone(), token });
+        self.0
+            .retain(|entry| entry.store != store || entry.key != *key);
+        self.0.push(HeldLock {
+            store,
+            key: key.clone(),
+            token,
+        });
         self
     }
 
     /// Returns the variable's value, which is a secret because it has tokens.
     pub fn reveal(&self) -> String {
-        let entry = |e: &HeldLock| format!("{:016x}/{}/{}", e.store, e.token.reveal(), ENCODING.encode(&e.key));
+        let entry = |e: &HeldLock| {
+            format!(
+                "{:016x}/{}/{}",
+                e.store,
+                e.token.reveal(),
+                ENCODING.encode(&e.key)
+            )
+        };
         self.0.iter().map(entry).collect::<Vec<_>>().join(" ")
     }
 }
@@ -63,13 +80,19 @@ mod tests {
     fn holds_survive_a_round_trip_and_the_innermost_wins() {
         let key = |name: &str| Key::new(name).unwrap();
         let (first, second, third) = (Token::random(), Token::random(), Token::random());
-        let held = Held::default().and(1, &key("a b/c%"), first).and(2, &key("a b/c%"), second).and(1, &key("x"), third);
+        let held = Held::default()
+            .and(1, &key("a b/c%"), first)
+            .and(2, &key("a b/c%"), second)
+            .and(1, &key("x"), third);
         let back = Held::parse(&held.reveal());
         assert_eq!(back.find(1, &key("a b/c%")), Some(first));
         assert_eq!(back.find(2, &key("a b/c%")), Some(second));
         assert_eq!(back.find(3, &key("x")), None);
         let nested = first.nested();
-        assert_eq!(back.and(1, &key("a b/c%"), nested).find(1, &key("a b/c%")), Some(nested));
+        assert_eq!(
+            back.and(1, &key("a b/c%"), nested).find(1, &key("a b/c%")),
+            Some(nested)
+        );
     }
 
     #[test]
@@ -82,12 +105,25 @@ mod tests {
     #[test]
     fn a_damaged_value_is_read_up_to_the_damage() {
         let key = |name: &str| Key::new(name).unwrap();
-        let session = crate::lock::StoreSession { id: 7, password: *b"sixteen bytes ok" };
-        let (first, token) = (Token::random(), Token { session: Some(session), ..Token::random() });
-        let whole = Held::default().and(1, &key("a b/c%"), first).and(u64::MAX, &key("\u{1F469}"), token).reveal();
+        let session = crate::lock::StoreSession {
+            id: 7,
+            password: *b"sixteen bytes ok",
+        };
+        let (first, token) = (
+            Token::random(),
+            Token {
+                session: Some(session),
+                ..Token::random()
+            },
+        );
+        let whole = Held::default()
+            .and(1, &key("a b/c%"), first)
+            .and(u64::MAX, &key("\u{1F469}"), token)
+            .reveal();
         let mut kept = 0;
         damage::each(|dice| {
-            let (before, after) = whole.split_at(whole.floor_char_boundary(dice.below(whole.len())));
+            let (before, after) =
+                whole.split_at(whole.floor_char_boundary(dice.below(whole.len())));
             let held = Held::parse(&(before.to_owned() + &damage::text(after, dice)));
             kept += u64::from(held.find(1, &key("a b/c%")) == Some(first));
             // What is passed on is read as it was meant.

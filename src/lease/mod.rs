@@ -1,8 +1,9 @@
-//! Everything about a lease that is the same for all backends: asking again, waiting, renewing, releasing,
-//! entering an ancestor's hold, and how the lease's time is spent.
+//! Everything about a lease that is the same for all backends: asking again, waiting, renewing,
+//! releasing, entering an ancestor's hold, and how the lease's time is spent.
 //!
-//! A backend answers one question once; this module decides how long to wait for the answer, whether to ask again,
-//! and what an answer that did not come means. It never prints and knows no exit status.
+//! A backend answers one question once; this module decides how long to wait for the answer,
+//! whether to ask again, and what an answer that did not come means. It never prints and knows no
+//! exit status.
 
 mod acquire;
 mod ask;

@@ -1,4 +1,5 @@
-//! Whether a store leaves a question unanswered now, for display on a terminal. No decision depends on it.
+//! Whether a store leaves a question unanswered now, for display on a terminal. No decision depends
+//! on it.
 
 use std::cell::RefCell;
 
@@ -17,7 +18,8 @@ pub struct Outage {
     pub until: Option<BootTime>,
 }
 
-/// The record of unanswered questions to one store. Clients that ask at the same time share it: one answer counts for all.
+/// The record of unanswered questions to one store. Clients that ask at the same time share it: one
+/// answer counts for all.
 #[derive(Debug, Default)]
 pub struct Silence(RefCell<Option<Outage>>);
 
@@ -28,8 +30,18 @@ impl Silence {
     }
 
     /// Records that a question was asked.
-    pub(super) fn asked(&self, url: impl FnOnce() -> String, since: BootTime, until: Option<BootTime>) {
-        self.0.borrow_mut().get_or_insert_with(|| Outage { url: url(), why: None, since, until });
+    pub(super) fn asked(
+        &self,
+        url: impl FnOnce() -> String,
+        since: BootTime,
+        until: Option<BootTime>,
+    ) {
+        self.0.borrow_mut().get_or_insert_with(|| Outage {
+            url: url(),
+            why: None,
+            since,
+            until,
+        });
     }
 
     /// Records that the question failed, and will be asked again.
@@ -42,7 +54,12 @@ impl Silence {
     /// Records that a part of the answer arrived.
     pub(super) fn heard(&self, since: BootTime, until: BootTime) {
         if let Some(outage) = &mut *self.0.borrow_mut() {
-            *outage = Outage { url: std::mem::take(&mut outage.url), why: None, since, until: Some(until) };
+            *outage = Outage {
+                url: std::mem::take(&mut outage.url),
+                why: None,
+                since,
+                until: Some(until),
+            };
         }
     }
 

@@ -1,10 +1,11 @@
 //! Several locks that are taken together: all of them or none.
 //!
-//! Every command takes its locks in the order of their keys, so that no two can wait for each other. dlock renews the locks that it
-//! has while it waits for the next one. Worst cases: one of them is lost meanwhile (all are released, and dlock begins
-//! again if there is time to wait); the wait ends, or the next one is refused (all are released); the store is away when
-//! dlock releases (its leases end by themselves); the server has not enough connections for all clients (each client has all of
-//! its connections before it asks, or none).
+//! Every command takes its locks in the order of their keys, so that no two can wait for each
+//! other. dlock renews the locks that it has while it waits for the next one. Worst cases: one of
+//! them is lost meanwhile (all are released, and dlock begins again if there is time to wait); the
+//! wait ends, or the next one is refused (all are released); the store is away when dlock releases
+//! (its leases end by themselves); the server has not enough connections for all clients (each
+//! client has all of its connections before it asks, or none).
 
 use std::{
     future::{Future, pending},
@@ -20,7 +21,10 @@ use super::{
     bounded, keep,
     undo::{UNDO, undo_lease, worth_until},
 };
-use crate::lock::{Backend, BootTime, Busy, Denial, Effect, Entry, Error, Intent, Key, Kind, Request, Result, Token};
+use crate::lock::{
+    Backend, BootTime, Busy, Denial, Effect, Entry, Error, Intent, Key, Kind, Request, Result,
+    Token,
+};
 
 /// A requested lock, with a client of its own: no lock waits for another lock's store.
 pub struct Claim {
@@ -48,12 +52,15 @@ pub fn in_order(claims: &mut [Claim]) {
     claims.sort_by(|one, other| one.request.key.cmp(&other.request.key));
 }
 
-/// Takes all locks of `claims`, which are [`in_order`], or none. `wait_policy` says how long to wait for all of them.
+/// Takes all locks of `claims`, which are [`in_order`], or none. `wait_policy` says how long to
+/// wait for all of them.
 ///
-/// Otherwise the same as [`acquire`](super::acquire()): `busy` is called for each lock that is found held while waiting.
+/// Otherwise the same as [`acquire`](super::acquire()): `busy` is called for each lock that is
+/// found held while waiting.
 ///
 /// # Errors
-/// As for one lock. Also if a granted lock is broken, or is lost with no time to begin again, while dlock takes the others.
+/// As for one lock. Also if a granted lock is broken, or is lost with no time to begin again, while
+/// dlock takes the others.
 pub async fn acquire_all<S>(
     claims: &mut [Claim],
     clock: &dyn Clock,
@@ -80,10 +87,20 @@ pub async fn acquire_all<S>(
         let mut leases = Vec::new();
         let end = loop {
             let (taken, wanted) = claims.split_at_mut(leases.len());
-            let Some(Claim { backend, request }) = wanted.first_mut() else { return Ok(GroupOutcome::Granted(leases)) };
-            let wait_policy = if taken.is_empty() { wait_policy } else { remaining_wait(until, clock.now()) };
+            let Some(Claim { backend, request }) = wanted.first_mut() else {
+                return Ok(GroupOutcome::Granted(leases));
+            };
+            let wait_policy = if taken.is_empty() {
+                wait_policy
+            } else {
+                remaining_wait(until, clock.now())
+            };
             let budget = Budget::new(request.ttl, None, backend.identity().capabilities.pace)?;
-            let held = taken.iter_mut().map(|claim| &mut claim.backend).zip(&mut leases).enumerate();
+            let held = taken
+                .iter_mut()
+                .map(|claim| &mut claim.backend)
+                .zip(&mut leases)
+                .enumerate();
             let interrupted = async {
                 tokio::select! {
                     biased;
@@ -92,15 +109,36 @@ pub async fn acquire_all<S>(
                 }
             };
             let told = |found: &Busy| busy(&request.key, found);
-            match acquire(&mut **backend, clock, request.clone(), wait_policy, limits, interrupted, told).await {
+            match acquire(
+                &mut **backend,
+                clock,
+                request.clone(),
+                wait_policy,
+                limits,
+                interrupted,
+                told,
+            )
+            .await
+            {
                 Ok(Outcome::Granted(lease)) => leases.push(lease),
                 Ok(Outcome::Stopped(end)) => break end,
-                Ok(Outcome::Busy(found)) => break GroupFailure::Not(GroupOutcome::Busy(leases.len(), found)),
-                Ok(Outcome::Denied(denial)) => break GroupFailure::Not(GroupOutcome::Denied(leases.len(), denial)),
+                Ok(Outcome::Busy(found)) => {
+                    break GroupFailure::Not(GroupOutcome::Busy(leases.len(), found));
+                }
+                Ok(Outcome::Denied(denial)) => {
+                    break GroupFailure::Not(GroupOutcome::Denied(leases.len(), denial));
+                }
                 Err(error) => break GroupFailure::Failed(error),
             }
         };
-        undo_all(claims, &leases, clock, limits, matches!(end, GroupFailure::Stopped(_))).await;
+        undo_all(
+            claims,
+            &leases,
+            clock,
+            limits,
+            matches!(end, GroupFailure::Stopped(_)),
+        )
+        .await;
         if claims.len() > 1 {
             for claim in &mut *claims {
                 claim.backend.disconnect();
@@ -110,23 +148,37 @@ pub async fn acquire_all<S>(
             GroupFailure::Not(outcome) => return Ok(outcome),
             GroupFailure::Stopped(stopped) => return Ok(GroupOutcome::Stopped(stopped)),
             GroupFailure::Failed(error) => return Err(error),
-            GroupFailure::Lost(_, Loss::NotOwner | Loss::Unconfirmed { .. }) if until.is_none_or(|end| clock.now() < end) => {
+            GroupFailure::Lost(_, Loss::NotOwner | Loss::Unconfirmed { .. })
+                if until.is_none_or(|end| clock.now() < end) =>
+            {
                 for Claim { request, .. } in &mut *claims {
-                    request.token = if request.entry == Entry::Fresh { Token::random() } else { request.token.nested() };
+                    request.token = if request.entry == Entry::Fresh {
+                        Token::random()
+                    } else {
+                        request.token.nested()
+                    };
                 }
             }
             GroupFailure::Lost(at, loss) => {
-                let what = if matches!(loss, Loss::Broken(_)) { "it was broken" } else { "it was lost" };
+                let what = if matches!(loss, Loss::Broken(_)) {
+                    "it was broken"
+                } else {
+                    "it was lost"
+                };
                 let hint = format!("dlock history {} tells more", leases[at].key.escaped());
-                let error = Error::new(Kind::Unavailable, format!("{what} while the other locks were being taken: all are released"));
+                let error = Error::new(
+                    Kind::Unavailable,
+                    format!("{what} while the other locks were being taken: all are released"),
+                );
                 return Err(error.during("acquire").key(&leases[at].key).hint(hint));
             }
         }
     }
 }
 
-/// Opens the connections of all claims, or none: no connection is kept while another one is refused or waited for, since its owner may
-/// wait for this one. Returns what `stop` returned, if that was ready first.
+/// Opens the connections of all claims, or none: no connection is kept while another one is refused
+/// or waited for, since its owner may wait for this one. Returns what `stop` returned, if that was
+/// ready first.
 async fn connect_all<S>(
     claims: &mut [Claim],
     clock: &dyn Clock,
@@ -141,7 +193,10 @@ async fn connect_all<S>(
         limits.asked(|| claims[0].backend.identity().url, sent, until);
         let all = async {
             for Claim { backend, request } in &mut *claims {
-                backend.connect(request).await.map_err(|error| error.key(&request.key))?;
+                backend
+                    .connect(request)
+                    .await
+                    .map_err(|error| error.key(&request.key))?;
             }
             Ok(())
         };
@@ -155,7 +210,9 @@ async fn connect_all<S>(
         let error = match answer {
             Some(Ok(())) => return Ok(None),
             Some(Err(error)) => error,
-            None => no_answer(clock.now().since(sent)).effect(Effect::NotApplied).key(&claims[0].request.key),
+            None => no_answer(clock.now().since(sent))
+                .effect(Effect::NotApplied)
+                .key(&claims[0].request.key),
         };
         for claim in &mut *claims {
             claim.backend.disconnect();
@@ -163,7 +220,9 @@ async fn connect_all<S>(
         let again = clock.now().plus(pause.next());
         if !limits.may_retry(&error) || until.is_some_and(|end| again >= end) {
             limits.record_answer(true);
-            return Err(error.during("acquire").backend(&claims[0].backend.identity().url));
+            return Err(error
+                .during("acquire")
+                .backend(&claims[0].backend.identity().url));
         }
         limits.failed(&error);
         tokio::select! {
@@ -174,7 +233,8 @@ async fn connect_all<S>(
     }
 }
 
-/// Renews all of `holds` until the first one is lost. Returns its index and the loss; never returns otherwise.
+/// Renews all of `holds` until the first one is lost. Returns its index and the loss; never returns
+/// otherwise.
 ///
 /// Renews each as [`keep`] does, at its own pace. Cancel safe.
 pub async fn keep_all<'a>(
@@ -188,7 +248,10 @@ pub async fn keep_all<'a>(
     let each = |(at, (backend, lease)): (usize, (&'a mut Box<dyn Backend>, &'a mut Lease))| {
         Box::pin(async move {
             let told = |lease: &Lease, budget: &Budget| extended(at, lease, budget);
-            (at, keep(&mut **backend, clock, lease, budget, limits, intent, told).await)
+            (
+                at,
+                keep(&mut **backend, clock, lease, budget, limits, intent, told).await,
+            )
         })
     };
     let kept: Vec<_> = holds.into_iter().map(each).collect();
@@ -198,11 +261,22 @@ pub async fn keep_all<'a>(
     select_all(kept).await.0
 }
 
-/// Releases holds under which no command was executed, each as long as its record matters; quickly if a signal ended the run.
-pub async fn undo_all(claims: &mut [Claim], leases: &[Lease], clock: &dyn Clock, limits: Limits<'_>, stopped: bool) {
+/// Releases holds under which no command was executed, each as long as its record matters; quickly
+/// if a signal ended the run.
+pub async fn undo_all(
+    claims: &mut [Claim],
+    leases: &[Lease],
+    clock: &dyn Clock,
+    limits: Limits<'_>,
+    stopped: bool,
+) {
     let each = claims.iter_mut().zip(leases).map(|(claim, lease)| {
         let left = worth_until(&claim.request, lease.t0).since(clock.now());
-        let time = if stopped { UNDO.min(limits.answer) } else { limits.answer.max(left) };
+        let time = if stopped {
+            UNDO.min(limits.answer)
+        } else {
+            limits.answer.max(left)
+        };
         undo_lease(&mut *claim.backend, clock, lease, limits.within(time))
     });
     join_all(each).await;

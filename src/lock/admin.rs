@@ -1,4 +1,5 @@
-//! The operator's view of a store: setting it up, sweeping it, and checking its settings (`dlock doctor`).
+//! The operator's view of a store: setting it up, sweeping it, and checking its settings (`dlock
+//! doctor`).
 
 use std::{borrow::Cow, time::Duration};
 
@@ -63,31 +64,63 @@ pub struct Finding {
 impl Finding {
     /// Returns a finding without a problem.
     pub fn ok(check: &'static str, text: impl Into<String>) -> Self {
-        Self { check, severity: Severity::Ok, text: text.into(), risk: None, fix: None }
+        Self {
+            check,
+            severity: Severity::Ok,
+            text: text.into(),
+            risk: None,
+            fix: None,
+        }
     }
 
     /// Returns a finding of a weaker promise.
-    pub fn warn<'a>(check: &'static str, text: impl Into<String>, risk: impl Into<Cow<'a, str>>) -> Self {
-        Self { severity: Severity::Warn, risk: Some(risk.into().into_owned()), ..Self::ok(check, text) }
+    pub fn warn<'a>(
+        check: &'static str,
+        text: impl Into<String>,
+        risk: impl Into<Cow<'a, str>>,
+    ) -> Self {
+        Self {
+            severity: Severity::Warn,
+            risk: Some(risk.into().into_owned()),
+            ..Self::ok(check, text)
+        }
     }
 
     /// Returns a finding of a broken promise.
-    pub fn not_safe<'a>(check: &'static str, text: impl Into<String>, risk: impl Into<Cow<'a, str>>) -> Self {
-        Self { severity: Severity::Unsafe, ..Self::warn(check, text, risk) }
+    pub fn not_safe<'a>(
+        check: &'static str,
+        text: impl Into<String>,
+        risk: impl Into<Cow<'a, str>>,
+    ) -> Self {
+        Self {
+            severity: Severity::Unsafe,
+            ..Self::warn(check, text, risk)
+        }
     }
 
-    /// Returns the finding that `what` could not be read. It is a warning: an unknown setting is not a safe one.
+    /// Returns the finding that `what` could not be read. It is a warning: an unknown setting is
+    /// not a safe one.
     pub fn unchecked(check: &'static str, what: &str, why: &str) -> Self {
-        Self { severity: Severity::Warn, ..Self::ok(check, format!("{UNCHECKED}{what}, because {why}")) }
+        Self {
+            severity: Severity::Warn,
+            ..Self::ok(check, format!("{UNCHECKED}{what}, because {why}"))
+        }
     }
 
-    /// Returns a backend's notice as a finding. The text before the colon is the state, the text after it the consequence.
+    /// Returns a backend's notice as a finding. The text before the colon is the state, the text
+    /// after it the consequence.
     pub fn noticed(check: &'static str, notice: Notice) -> Self {
         let (text, risk) = match notice.text.split_once(": ") {
             Some((text, risk)) => (text.to_owned(), Some(risk.to_owned())),
             None => (notice.text, None),
         };
-        Self { check, severity: Severity::Warn, text, risk, fix: notice.hint }
+        Self {
+            check,
+            severity: Severity::Warn,
+            text,
+            risk,
+            fix: notice.hint,
+        }
     }
 
     /// Adds the remedy.
@@ -161,25 +194,33 @@ pub trait Admin {
         Ok(Init::NotNeeded)
     }
 
-    /// Returns the statements of [`Admin::init`], in the store's own language; `None` if it does nothing.
+    /// Returns the statements of [`Admin::init`], in the store's own language; `None` if it does
+    /// nothing.
     fn schema(&self) -> Option<String> {
         None
     }
 
-    /// Removes data that no lock has used for this long by the store's clock, and returns the number of items. Returns `None` if the store
-    /// keeps no leftovers. Never removes data that a lock's fences depend on.
-    async fn collect(&mut self, _unused_for: Duration, _progress: &Progress) -> Result<Option<u64>> {
+    /// Removes data that no lock has used for this long by the store's clock, and returns the
+    /// number of items. Returns `None` if the store keeps no leftovers. Never removes data that a
+    /// lock's fences depend on.
+    async fn collect(
+        &mut self,
+        _unused_for: Duration,
+        _progress: &Progress,
+    ) -> Result<Option<u64>> {
         Ok(None)
     }
 
-    /// Returns the checks of [`Admin::examine`]: each finding belongs to one of these, and each of these has a finding.
+    /// Returns the checks of [`Admin::examine`]: each finding belongs to one of these, and each of
+    /// these has a finding.
     fn checks(&self) -> Vec<Check>;
 
-    /// Reads the store's settings. Read only. A setting that can't be read gives a finding that says so, never one without a problem.
+    /// Reads the store's settings. Read only. A setting that can't be read gives a finding that
+    /// says so, never one without a problem.
     async fn examine(&mut self) -> Result<Vec<Finding>>;
 
-    /// Returns the clocks that decide when leases end. The list is empty if the store has no such clock or none can be read. Some stores
-    /// need a held lock for this.
+    /// Returns the clocks that decide when leases end. The list is empty if the store has no such
+    /// clock or none can be read. Some stores need a held lock for this.
     async fn clocks(&mut self) -> Result<Vec<ServerTime>>;
 
     /// Returns the least rights for `role`, in the store's own language. Does no I/O.

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Ttl;
 
-/// The mark on a hold that tells its holder to stop and release, as stores keep it: a line of JSON, whose short names are
-/// part of the layout.
+/// The mark on a hold that tells its holder to stop and release, as stores keep it: a line of JSON,
+/// whose short names are part of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Break {
     /// The operator who set the mark: `user@host`. A claim, never trusted.
@@ -33,11 +33,11 @@ impl fmt::Display for Break {
 /// The purpose of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
-    /// Extends the hold for this long from now by the store's clock; `None` means the hold's original TTL. Refused once the hold
-    /// has a mark.
+    /// Extends the hold for this long from now by the store's clock; `None` means the hold's
+    /// original TTL. Refused once the hold has a mark.
     Extend(Option<Ttl>),
-    /// Keeps the lock until the command is dead. A marked hold is extended too, and its mark then says that the holder has
-    /// seen it.
+    /// Keeps the lock until the command is dead. A marked hold is extended too, and its mark then
+    /// says that the holder has seen it.
     Drain,
     /// Only checks whether the token holds the lock, marked or not.
     Probe,

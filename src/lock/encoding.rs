@@ -6,8 +6,8 @@ use super::Key;
 
 /// Percent-encoding with a store's own set of reserved bytes.
 ///
-/// `%` and control characters are always encoded. Decoding accepts only upper-case hexadecimal, and refuses a needlessly encoded
-/// byte. So every key has one encoding, and every encoding one key.
+/// `%` and control characters are always encoded. Decoding accepts only upper-case hexadecimal, and
+/// refuses a needlessly encoded byte. So every key has one encoding, and every encoding one key.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoding {
     reserved: &'static [u8],
@@ -72,7 +72,8 @@ fn hex(digit: u8) -> Option<u8> {
     }
 }
 
-/// Returns `text` with all characters escaped that could move a terminal's cursor, or hide or reorder characters.
+/// Returns `text` with all characters escaped that could move a terminal's cursor, or hide or
+/// reorder characters.
 pub fn printable(text: &str) -> Cow<'_, str> {
     if text.chars().all(is_printable) {
         return Cow::Borrowed(text);
@@ -90,8 +91,11 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 
 /// Whether this is a joiner between two emoji, as in a family emoji. It hides and moves nothing.
 fn joins_emoji(text: &str, at: usize, c: char) -> bool {
-    let is_emoji = |c: char| matches!(c, '\u{2190}'..='\u{2bff}' | '\u{fe0f}' | '\u{1f000}'..='\u{1faff}');
-    c == '\u{200d}' && text[..at].ends_with(is_emoji) && text[at + c.len_utf8()..].starts_with(is_emoji)
+    let is_emoji =
+        |c: char| matches!(c, '\u{2190}'..='\u{2bff}' | '\u{fe0f}' | '\u{1f000}'..='\u{1faff}');
+    c == '\u{200d}'
+        && text[..at].ends_with(is_emoji)
+        && text[at + c.len_utf8()..].starts_with(is_emoji)
 }
 
 /// Whether this is no control, format (zero-width, bidirectional), line-separator or tag character.
@@ -164,8 +168,15 @@ mod tests {
 
     #[test]
     fn reordering_and_invisible_characters_are_escaped() {
-        assert_eq!(printable("a\u{202e}b\u{1b}[2Jc\u{200b}"), "a\\u{202e}b\\u{1b}[2Jc\\u{200b}");
-        assert_eq!(printable("👨\u{200d}👩\u{200b}"), "👨\u{200d}👩\\u{200b}", "a family is one, and nothing is hidden");
+        assert_eq!(
+            printable("a\u{202e}b\u{1b}[2Jc\u{200b}"),
+            "a\\u{202e}b\\u{1b}[2Jc\\u{200b}"
+        );
+        assert_eq!(
+            printable("👨\u{200d}👩\u{200b}"),
+            "👨\u{200d}👩\\u{200b}",
+            "a family is one, and nothing is hidden"
+        );
         assert_eq!(printable("a\u{200d}b"), "a\\u{200d}b");
         assert_eq!(printable("\u{200b}👩\u{200d}"), "\\u{200b}👩\\u{200d}");
         assert!(matches!(printable("naïve ∀ 日本"), Cow::Borrowed(_)));

@@ -1,7 +1,7 @@
 //! The common error type.
 //!
-//! Busy and not-held are answers, not errors. The first question after a failure is whether the step happened
-//! in the store: [`Effect`] answers it.
+//! Busy and not-held are answers, not errors. The first question after a failure is whether the
+//! step happened in the store: [`Effect`] answers it.
 
 use std::{error, fmt};
 
@@ -51,8 +51,9 @@ pub enum Origin {
     Store,
     /// The resolver: the server's name has no address, and no server was asked.
     Resolver,
-    /// A server that may not serve the request, or may not any more, such as a replica. The answer says nothing about the lock: another
-    /// connection, to the address that the name has then, may reach the right server.
+    /// A server that may not serve the request, or may not any more, such as a replica. The answer
+    /// says nothing about the lock: another connection, to the address that the name has then, may
+    /// reach the right server.
     WrongServer,
 }
 
@@ -135,7 +136,12 @@ impl Error {
     /// Sets the operation, the store, and the lock if there is one.
     #[must_use]
     pub fn about(self, operation: &'static str, url: &str, key: Option<&Key>) -> Self {
-        Self { operation: Some(operation), backend: Some(url.to_owned()), key: key.cloned().or(self.key), ..self }
+        Self {
+            operation: Some(operation),
+            backend: Some(url.to_owned()),
+            key: key.cloned().or(self.key),
+            ..self
+        }
     }
 
     /// Sets the hint: what to do next.
@@ -157,13 +163,14 @@ impl Error {
         matches!(self.kind, Kind::Unavailable | Kind::Timeout) || self.origin == Origin::WrongServer
     }
 
-    /// Whether a server that answered earlier requests of this process may answer them again: rights and passwords are changed, and
-    /// databases closed for a moment, while jobs run.
+    /// Whether a server that answered earlier requests of this process may answer them again:
+    /// rights and passwords are changed, and databases closed for a moment, while jobs run.
     pub fn may_pass(&self) -> bool {
         self.is_transient() || matches!(self.kind, Kind::Denied | Kind::Config)
     }
 
-    /// Whether the next request needs another connection: this one reached the wrong server, or its login has not the rights.
+    /// Whether the next request needs another connection: this one reached the wrong server, or its
+    /// login has not the rights.
     pub fn ends_connection(&self) -> bool {
         self.origin == Origin::WrongServer || self.kind == Kind::Denied
     }
@@ -183,6 +190,8 @@ impl fmt::Display for Error {
 
 impl error::Error for Error {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        self.source.as_deref().map(|e| e as &(dyn error::Error + 'static))
+        self.source
+            .as_deref()
+            .map(|e| e as &(dyn error::Error + 'static))
     }
 }

@@ -12,10 +12,14 @@ pub const REMEMBERED: usize = 100;
 /// For how many hosts per lock a store counts skips: those that skipped last.
 pub const SKIPPING_HOSTS: usize = 256;
 
-/// Returns those of a lock's skipping hosts that the store forgets. Each comes with the time of its last skip.
+/// Returns those of a lock's skipping hosts that the store forgets. Each comes with the time of its
+/// last skip.
 pub fn forgotten_hosts<T>(mut hosts: Vec<(Option<u64>, T)>) -> Vec<T> {
     hosts.sort_by_key(|(last_ms, _)| std::cmp::Reverse(*last_ms));
-    hosts.drain(SKIPPING_HOSTS.min(hosts.len())..).map(|(_, host)| host).collect()
+    hosts
+        .drain(SKIPPING_HOSTS.min(hosts.len())..)
+        .map(|(_, host)| host)
+        .collect()
 }
 
 /// How a hold ended.
@@ -47,8 +51,9 @@ impl End {
         !matches!(self, Self::Exited(0) | Self::Released | Self::Forgotten)
     }
 
-    /// How much the writer of an entry knew. Other clients write that a hold expired, or was marked for a break and not released; where
-    /// only a part of the store missed the release, they are wrong.
+    /// How much the writer of an entry knew. Other clients write that a hold expired, or was marked
+    /// for a break and not released; where only a part of the store missed the release, they are
+    /// wrong.
     const fn certainty(&self) -> u8 {
         match self {
             Self::Expired => 0,
@@ -88,7 +93,9 @@ impl From<&str> for End {
             "forgotten" => Self::Forgotten,
             _ => numbered("exit")
                 .and_then(|status| status.parse().ok().map(Self::Exited))
-                .or_else(|| numbered("signal").and_then(|signal| signal.parse().ok().map(Self::Signalled)))
+                .or_else(|| {
+                    numbered("signal").and_then(|signal| signal.parse().ok().map(Self::Signalled))
+                })
                 .unwrap_or_else(|| Self::Other(text.to_owned())),
         }
     }
@@ -112,7 +119,8 @@ pub struct HistoryEntry {
     /// The hold's fence, if known.
     #[serde(rename = "f", default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
-    /// When the hold was granted, in ms since 1970 by the store's clock, or by its host's if the store has none.
+    /// When the hold was granted, in ms since 1970 by the store's clock, or by its host's if the
+    /// store has none.
     #[serde(rename = "s", default, skip_serializing_if = "Option::is_none")]
     pub started_ms: Option<u64>,
     /// When the hold ended, by the same clock; for an expired lease, the end of the lease.
@@ -147,7 +155,8 @@ pub struct SkipCount {
 /// The records that a store keeps of a lock besides its holders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// Ended holds, the latest first: the last [`REMEMBERED`] ones, and the last [`REMEMBERED`] that ended badly.
+    /// Ended holds, the latest first: the last [`REMEMBERED`] ones, and the last [`REMEMBERED`]
+    /// that ended badly.
     pub past: Vec<HistoryEntry>,
     /// The hosts that skipped runs.
     pub skips: Vec<SkipCount>,
@@ -156,12 +165,15 @@ pub struct History {
 }
 
 impl History {
-    /// Returns a history with each hold once, the latest first. Of several entries of one hold the one whose writer knew most counts, and
-    /// of equal ones the first.
+    /// Returns a history with each hold once, the latest first. Of several entries of one hold the
+    /// one whose writer knew most counts, and of equal ones the first.
     pub fn new(found: Vec<HistoryEntry>, mut skips: Vec<SkipCount>) -> Self {
         let mut past: Vec<HistoryEntry> = Vec::new();
         for one in found {
-            match past.iter_mut().find(|known| known.fence.is_some() && known.fence == one.fence) {
+            match past
+                .iter_mut()
+                .find(|known| known.fence.is_some() && known.fence == one.fence)
+            {
                 Some(known) => {
                     if known.end.certainty() < one.end.certainty() {
                         *known = one;
@@ -176,7 +188,11 @@ impl History {
             _ => b.started_ms.cmp(&a.started_ms),
         });
         skips.sort_by(|a, b| a.host.cmp(&b.host));
-        Self { past, skips, record: RunRecord::default() }
+        Self {
+            past,
+            skips,
+            record: RunRecord::default(),
+        }
     }
 }
 
@@ -200,27 +216,44 @@ pub struct ReleaseInfo {
     pub why: Option<String>,
     /// The time of the releasing host, in ms since 1970, for stores without a clock.
     pub at_ms: Option<u64>,
-    /// How long the lock was held, by the host's clock, for stores without one; `None` if another process took it.
+    /// How long the lock was held, by the host's clock, for stores without one; `None` if another
+    /// process took it.
     pub held_ms: Option<u64>,
-    /// The outcome of the start recorded for the hold ([`RunRecord::end`]). The store gets it even if nested holds go on; `None` if
-    /// another client reports it.
+    /// The outcome of the start recorded for the hold ([`RunRecord::end`]). The store gets it even
+    /// if nested holds go on; `None` if another client reports it.
     pub run_state: Option<RunState>,
 }
 
 impl From<Scope> for ReleaseInfo {
     fn from(scope: Scope) -> Self {
-        Self { scope, end: Some(End::Released), why: None, at_ms: None, held_ms: None, run_state: None }
+        Self {
+            scope,
+            end: Some(End::Released),
+            why: None,
+            at_ms: None,
+            held_ms: None,
+            run_state: None,
+        }
     }
 }
 
 impl ReleaseInfo {
     /// The release of a grant that was never used.
-    pub const UNDO: Self =
-        Self { scope: Scope::Hold, end: None, why: None, at_ms: None, held_ms: None, run_state: Some(RunState::Cancelled) };
+    pub const UNDO: Self = Self {
+        scope: Scope::Hold,
+        end: None,
+        why: None,
+        at_ms: None,
+        held_ms: None,
+        run_state: Some(RunState::Cancelled),
+    };
 
-    /// Whether the store needs this release even if the lock becomes free without it: for the run's outcome, or the run record.
+    /// Whether the store needs this release even if the lock becomes free without it: for the run's
+    /// outcome, or the run record.
     pub fn is_reported(&self) -> bool {
-        self.end.as_ref().is_some_and(|end| self.run_state.is_some() || *end != End::Released)
+        self.end
+            .as_ref()
+            .is_some_and(|end| self.run_state.is_some() || *end != End::Released)
     }
 }
 
@@ -269,22 +302,52 @@ mod tests {
         ];
         for end in ends {
             assert_eq!(End::from(&*end.to_string()), end);
-            assert_eq!(serde_json::from_str::<End>(&serde_json::to_string(&end).unwrap()).unwrap(), end);
+            assert_eq!(
+                serde_json::from_str::<End>(&serde_json::to_string(&end).unwrap()).unwrap(),
+                end
+            );
         }
     }
 
     #[test]
     fn a_hold_is_listed_once_and_the_latest_comes_first() {
-        let past =
-            |fence, end| HistoryEntry { fence: Some(Fence(fence)), started_ms: None, ended_ms: None, end, why: None, metadata: None };
-        let found =
-            vec![past(3, End::Lost), past(5, End::Exited(0)), past(3, End::Expired), past(1, End::Exited(1)), past(5, End::Exited(0))];
+        let past = |fence, end| HistoryEntry {
+            fence: Some(Fence(fence)),
+            started_ms: None,
+            ended_ms: None,
+            end,
+            why: None,
+            metadata: None,
+        };
+        let found = vec![
+            past(3, End::Lost),
+            past(5, End::Exited(0)),
+            past(3, End::Expired),
+            past(1, End::Exited(1)),
+            past(5, End::Exited(0)),
+        ];
         let history = History::new(found, vec![]);
-        assert_eq!(history.past, [past(5, End::Exited(0)), past(3, End::Lost), past(1, End::Exited(1))]);
-        for ends in [[End::Broken, End::Expired, End::Released], [End::Released, End::Broken, End::Expired]] {
-            assert_eq!(History::new(ends.map(|end| past(1, end)).to_vec(), vec![]).past, [past(1, End::Released)]);
+        assert_eq!(
+            history.past,
+            [
+                past(5, End::Exited(0)),
+                past(3, End::Lost),
+                past(1, End::Exited(1))
+            ]
+        );
+        for ends in [
+            [End::Broken, End::Expired, End::Released],
+            [End::Released, End::Broken, End::Expired],
+        ] {
+            assert_eq!(
+                History::new(ends.map(|end| past(1, end)).to_vec(), vec![]).past,
+                [past(1, End::Released)]
+            );
         }
-        assert_eq!(History::new(vec![past(1, End::Expired), past(1, End::Broken)], vec![]).past, [past(1, End::Broken)]);
+        assert_eq!(
+            History::new(vec![past(1, End::Expired), past(1, End::Broken)], vec![]).past,
+            [past(1, End::Broken)]
+        );
     }
 
     #[test]
@@ -292,7 +355,15 @@ mod tests {
         for good in [End::Exited(0), End::Released, End::Forgotten] {
             assert!(!good.is_bad(), "{good}");
         }
-        for bad in [End::Exited(1), End::Signalled(9), End::NotStarted, End::Expired, End::Lost, End::Broken, End::Other("x".into())] {
+        for bad in [
+            End::Exited(1),
+            End::Signalled(9),
+            End::NotStarted,
+            End::Expired,
+            End::Lost,
+            End::Broken,
+            End::Other("x".into()),
+        ] {
             assert!(bad.is_bad(), "{bad}");
         }
     }
@@ -301,7 +372,19 @@ mod tests {
     fn a_plain_release_without_an_outcome_need_not_reach_the_store() {
         let plain = ReleaseInfo::from(Scope::Hold);
         assert!(!plain.is_reported() && !ReleaseInfo::UNDO.is_reported());
-        assert!(ReleaseInfo { end: Some(End::Lost), ..plain.clone() }.is_reported());
-        assert!(ReleaseInfo { run_state: Some(RunState::Ok), ..plain }.is_reported());
+        assert!(
+            ReleaseInfo {
+                end: Some(End::Lost),
+                ..plain.clone()
+            }
+            .is_reported()
+        );
+        assert!(
+            ReleaseInfo {
+                run_state: Some(RunState::Ok),
+                ..plain
+            }
+            .is_reported()
+        );
     }
 }

@@ -21,15 +21,25 @@ impl Key {
     /// [`Kind::Usage`] if it is empty, too long or has a control character.
     pub fn new(name: impl Into<String>) -> Result<Self> {
         let name = name.into();
-        let refuse = |why: String| Err(Error::new(Kind::Usage, why).hint("a key is 1 to 255 bytes of UTF-8 without control characters"));
+        let refuse = |why: String| {
+            Err(Error::new(Kind::Usage, why)
+                .hint("a key is 1 to 255 bytes of UTF-8 without control characters"))
+        };
         if name.is_empty() {
             return refuse("the key is empty".into());
         }
         if name.len() > Self::MAX_BYTES {
-            return refuse(format!("the key has {} bytes, more than {}", name.len(), Self::MAX_BYTES));
+            return refuse(format!(
+                "the key has {} bytes, more than {}",
+                name.len(),
+                Self::MAX_BYTES
+            ));
         }
         if let Some(control) = name.chars().find(|c| c.is_control()) {
-            return refuse(format!("the key has the control character {}", control.escape_unicode()));
+            return refuse(format!(
+                "the key has the control character {}",
+                control.escape_unicode()
+            ));
         }
         Ok(Self(name))
     }
@@ -40,19 +50,28 @@ impl Key {
     /// As [`Key::new`], and if the name isn't UTF-8.
     pub fn from_os(name: &OsStr) -> Result<Self> {
         name.to_str().map_or_else(
-            || Err(Error::new(Kind::Usage, "the key is not UTF-8").hint("a key is 1 to 255 bytes of UTF-8 without control characters")),
+            || {
+                Err(Error::new(Kind::Usage, "the key is not UTF-8")
+                    .hint("a key is 1 to 255 bytes of UTF-8 without control characters"))
+            },
             Self::new,
         )
     }
 
-    /// Returns the key of the lock that `doctor` tests a store with. It has a control character, so no user can type it; no list shows it.
+    /// Returns the key of the lock that `doctor` tests a store with. It has a control character, so
+    /// no user can type it; no list shows it.
     pub fn probe() -> Self {
         Self("\u{1f}doctor".into())
     }
 
-    /// Returns [`Key::probe`] for this kind of backend. The modes of a SQL table refuse each other's locks, so each has a key of its own.
+    /// Returns [`Key::probe`] for this kind of backend. The modes of a SQL table refuse each
+    /// other's locks, so each has a key of its own.
     pub fn probe_of(backend: &str) -> Self {
-        backend.split_once(" mode=").map_or_else(Self::probe, |(_, mode)| Self(format!("{} {mode}", Self::probe().0)))
+        backend
+            .split_once(" mode=")
+            .map_or_else(Self::probe, |(_, mode)| {
+                Self(format!("{} {mode}", Self::probe().0))
+            })
     }
 
     /// Whether `doctor` tests a store with the lock of this key.
@@ -65,7 +84,8 @@ impl Key {
         &self.0
     }
 
-    /// Returns the key for a terminal, with bidirectional overrides and other invisible characters escaped.
+    /// Returns the key for a terminal, with bidirectional overrides and other invisible characters
+    /// escaped.
     pub fn escaped(&self) -> Cow<'_, str> {
         crate::lock::encoding::printable(&self.0)
     }
@@ -87,7 +107,8 @@ impl FromStr for Key {
 
 /// The prefix of every key in the store. It may be empty, to share a lock with another library.
 ///
-/// Up to 64 of `A-Z a-z 0-9 . _ -`, so that no two pairs of namespace and key are stored under the same name.
+/// Up to 64 of `A-Z a-z 0-9 . _ -`, so that no two pairs of namespace and key are stored under the
+/// same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace(String);
 
@@ -98,12 +119,17 @@ impl Namespace {
     /// [`Kind::Usage`] for other characters or more than 64 of them.
     pub fn new(name: impl Into<String>) -> Result<Self> {
         let name = name.into();
-        let fits = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+        let fits = name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
         if fits && name.len() <= 64 && name != "." && name != ".." {
             Ok(Self(name))
         } else {
-            Err(Error::new(Kind::Usage, "the namespace has characters that it can't have, or too many")
-                .hint("a namespace is up to 64 of A-Z a-z 0-9 . _ -, or nothing"))
+            Err(Error::new(
+                Kind::Usage,
+                "the namespace has characters that it can't have, or too many",
+            )
+            .hint("a namespace is up to 64 of A-Z a-z 0-9 . _ -, or nothing"))
         }
     }
 

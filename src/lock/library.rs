@@ -1,4 +1,5 @@
-//! The lock libraries that share a store's locks with dlock, as data: `dlock names`, the man page and the tests use the same tables.
+//! The lock libraries that share a store's locks with dlock, as data: `dlock names`, the man page
+//! and the tests use the same tables.
 
 /// Whether a library and dlock wait while the other one holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,21 +17,29 @@ pub enum Excludes {
 pub struct Library {
     /// Its name.
     pub name: &'static str,
-    /// The code for a program that uses it. `{string}` is the lock's name as a string of Java, Python, JavaScript or Go, `{word}` as a
-    /// word of a shell, `{sql}` as a string of SQL; `{name}` is the name as it is stored.
+    /// The code for a program that uses it. `{string}` is the lock's name as a string of Java,
+    /// Python, JavaScript or Go, `{word}` as a word of a shell, `{sql}` as a string of SQL;
+    /// `{name}` is the name as it is stored.
     pub code: &'static str,
     /// The prefix that the library adds to the name by itself.
     pub prefix: &'static str,
     /// Which of the two waits for the other.
     pub excludes: Excludes,
-    /// A note, as a sentence without its full stop: for a library that doesn't share, the necessary change.
+    /// A note, as a sentence without its full stop: for a library that doesn't share, the necessary
+    /// change.
     pub about: &'static str,
 }
 
 impl Library {
     /// Returns a library that shares locks both ways.
     pub const fn shares(name: &'static str, code: &'static str, about: &'static str) -> Self {
-        Self { name, code, prefix: "", excludes: Excludes::BothWays, about }
+        Self {
+            name,
+            code,
+            prefix: "",
+            excludes: Excludes::BothWays,
+            about,
+        }
     }
 
     /// Returns the same library with a prefix before each name.
@@ -41,12 +50,21 @@ impl Library {
 
     /// Returns a library that takes the lock while dlock holds it.
     pub const fn one_way(name: &'static str, about: &'static str) -> Self {
-        Self { name, code: "", prefix: "", excludes: Excludes::OneWay, about }
+        Self {
+            name,
+            code: "",
+            prefix: "",
+            excludes: Excludes::OneWay,
+            about,
+        }
     }
 
     /// Returns a library with other locks.
     pub const fn strange(name: &'static str, about: &'static str) -> Self {
-        Self { excludes: Excludes::No, ..Self::one_way(name, about) }
+        Self {
+            excludes: Excludes::No,
+            ..Self::one_way(name, about)
+        }
     }
 }
 
@@ -64,26 +82,39 @@ pub struct Sharing {
 pub struct Neighbour {
     /// The library.
     pub library: Library,
-    /// The code for a program that uses it; `None` if the library can't name this lock, or doesn't share it.
+    /// The code for a program that uses it; `None` if the library can't name this lock, or doesn't
+    /// share it.
     pub code: Option<String>,
     /// The namespace in which the library can name the lock.
     pub namespace: Option<&'static str>,
 }
 
 impl Sharing {
-    /// Returns the lock that is stored as `stored_as`, for these libraries; `more` has further placeholders of their code.
+    /// Returns the lock that is stored as `stored_as`, for these libraries; `more` has further
+    /// placeholders of their code.
     pub fn new(stored_as: String, libraries: &[Library], more: &[(&str, &str)]) -> Self {
         let of = |library: &Library| {
-            let name = stored_as.strip_prefix(library.prefix).filter(|name| !name.is_empty());
+            let name = stored_as
+                .strip_prefix(library.prefix)
+                .filter(|name| !name.is_empty());
             let shares = library.excludes == Excludes::BothWays;
             Neighbour {
                 library: *library,
-                code: name.filter(|_| shares).map(|name| filled(library.code, name, more)),
-                namespace: library.prefix.split(':').next().filter(|_| shares && name.is_none()),
+                code: name
+                    .filter(|_| shares)
+                    .map(|name| filled(library.code, name, more)),
+                namespace: library
+                    .prefix
+                    .split(':')
+                    .next()
+                    .filter(|_| shares && name.is_none()),
             }
         };
         let libraries = libraries.iter().map(of).collect();
-        Self { stored_as, libraries }
+        Self {
+            stored_as,
+            libraries,
+        }
     }
 }
 
@@ -92,7 +123,12 @@ fn filled(code: &str, name: &str, more: &[(&str, &str)]) -> String {
     let string = format!("\"{}\"", name.replace('\\', r"\\").replace('"', "\\\""));
     let word = format!("'{}'", name.replace('\'', r"'\''"));
     let sql = format!("'{}'", name.replace('\'', "''"));
-    let known = [("name", name), ("string", &*string), ("word", &*word), ("sql", &*sql)];
+    let known = [
+        ("name", name),
+        ("string", &*string),
+        ("word", &*word),
+        ("sql", &*sql),
+    ];
     // One pass, so that no name is taken for a placeholder.
     let (mut out, mut rest) = (String::with_capacity(code.len() + name.len()), code);
     while let Some((before, after)) = rest.split_once('{') {
@@ -119,12 +155,22 @@ mod tests {
     #[test]
     fn all_names_can_be_pasted() {
         let code = |name: &str, code| filled(code, name, &[("table", "jobs")]);
-        assert_eq!(code("a\"b\\", "lock({string}, {px: 1})"), r#"lock("a\"b\\", {px: 1})"#);
         assert_eq!(
-            code("it's", "etcdctl lock {word}; SELECT {sql} FROM {table}; {name}"),
+            code("a\"b\\", "lock({string}, {px: 1})"),
+            r#"lock("a\"b\\", {px: 1})"#
+        );
+        assert_eq!(
+            code(
+                "it's",
+                "etcdctl lock {word}; SELECT {sql} FROM {table}; {name}"
+            ),
             r"etcdctl lock 'it'\''s'; SELECT 'it''s' FROM jobs; it's"
         );
-        assert_eq!(code("{word}", "{string}{"), "\"{word}\"{", "a name is no placeholder");
+        assert_eq!(
+            code("{word}", "{string}{"),
+            "\"{word}\"{",
+            "a name is no placeholder"
+        );
     }
 
     #[test]
@@ -132,7 +178,10 @@ mod tests {
         let library = Library::shares("x", "lock({string})", "").with_prefix("lock:");
         let of = |stored_as: &str| {
             let sharing = Sharing::new(stored_as.into(), &[library], &[]);
-            (sharing.libraries[0].code.clone(), sharing.libraries[0].namespace)
+            (
+                sharing.libraries[0].code.clone(),
+                sharing.libraries[0].namespace,
+            )
         };
         assert_eq!(of("lock:job"), (Some("lock(\"job\")".into()), None));
         assert_eq!(of("dlock:job"), (None, Some("lock")));

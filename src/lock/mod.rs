@@ -20,17 +20,28 @@ mod tests;
 mod time;
 mod token;
 
-pub use admin::{Admin, Check, Finding, Grants, Init, Notice, PASSWORD, Role, ServerTime, Severity, UNCHECKED, check};
-pub use backend::{Amendment, Attempt, Backend, Busy, Grant, Identity, LastResort, Progress, Release, Renewal, Tether, Wake, Which};
+pub use admin::{
+    Admin, Check, Finding, Grants, Init, Notice, PASSWORD, Role, ServerTime, Severity, UNCHECKED,
+    check,
+};
+pub use backend::{
+    Amendment, Attempt, Backend, Busy, Grant, Identity, LastResort, Progress, Release, Renewal,
+    Tether, Wake, Which,
+};
 pub use breaking::{Break, Intent};
 pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};
 pub use error::{Effect, Error, Kind, Origin, Result};
-pub use history::{End, History, HistoryEntry, Note, REMEMBERED, ReleaseInfo, SKIPPING_HOSTS, Scope, SkipCount, forgotten_hosts};
+pub use history::{
+    End, History, HistoryEntry, Note, REMEMBERED, ReleaseInfo, SKIPPING_HOSTS, Scope, SkipCount,
+    forgotten_hosts,
+};
 pub use key::{Key, Namespace};
 pub use library::{Excludes, Library, Neighbour, Sharing};
 pub use request::{Entry, Mode, Request};
-pub use run_policy::{Cooldown, Denial, LastRun, Once, Replaced, Rule, RunPolicy, RunRecord, RunState, whole_ms};
+pub use run_policy::{
+    Cooldown, Denial, LastRun, Once, Replaced, Rule, RunPolicy, RunRecord, RunState, whole_ms,
+};
 pub use state::{Holder, LockState, Metadata, NodeView, Waiter};
 pub use time::{BootTime, Ttl, length};
 pub use token::{Fence, StoreSession, Token, fingerprint, random};

@@ -28,18 +28,26 @@ impl Mode {
     /// # Errors
     /// [`Kind::Usage`] if this mode does not cover the request.
     pub fn check_nested(self, inner: Self) -> Result<()> {
-        if self.covers(inner) { Ok(()) } else { Err(self.not_enough()) }
+        if self.covers(inner) {
+            Ok(())
+        } else {
+            Err(self.not_enough())
+        }
     }
 
-    /// Returns the error that an ancestor holds the lock in this mode, which does not cover the request.
+    /// Returns the error that an ancestor holds the lock in this mode, which does not cover the
+    /// request.
     pub fn not_enough(self) -> Error {
         let has = match self {
             Self::Exclusive => "has the lock alone, and no permit of it",
             Self::Shared => "has the lock together with other readers",
             Self::Permits(_) => "has one of several permits of the lock",
         };
-        Error::new(Kind::Usage, format!("this would deadlock: a `dlock run` that this one runs under {has}"))
-            .hint("take it that way from the start, or another key")
+        Error::new(
+            Kind::Usage,
+            format!("this would deadlock: a `dlock run` that this one runs under {has}"),
+        )
+        .hint("take it that way from the start, or another key")
     }
 }
 
@@ -62,7 +70,8 @@ pub struct Request {
     pub token: Token,
     /// The TTL, by the store's clock, from the moment of the grant.
     pub ttl: Ttl,
-    /// Whether the user asked for exactly this TTL: a store that learns its range late then refuses it, and clamps it otherwise.
+    /// Whether the user asked for exactly this TTL: a store that learns its range late then refuses
+    /// it, and clamps it otherwise.
     pub ttl_asked: bool,
     /// The mode.
     pub mode: Mode,
@@ -70,9 +79,11 @@ pub struct Request {
     pub fair: bool,
     /// Whether to take a new hold or to enter an ancestor's.
     pub entry: Entry,
-    /// Whether the hold outlives this process (`acquire`); otherwise it ends with the process, at the latest when the TTL ends.
+    /// Whether the hold outlives this process (`acquire`); otherwise it ends with the process, at
+    /// the latest when the TTL ends.
     pub detached: bool,
-    /// Whether the requester waits when the lock is busy, and so belongs in the queue that `inspect` shows.
+    /// Whether the requester waits when the lock is busy, and so belongs in the queue that
+    /// `inspect` shows.
     pub waiting: bool,
     /// The requester, for people; `None` to leave it out.
     pub metadata: Option<Metadata>,
@@ -83,8 +94,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns a fresh exclusive request with a token of its own and this TTL, without waiting. Extend it with
-    /// `Request { …, ..Request::new(key, ttl) }`.
+    /// Returns a fresh exclusive request with a token of its own and this TTL, without waiting.
+    /// Extend it with `Request { …, ..Request::new(key, ttl) }`.
     pub fn new(key: Key, ttl: Ttl) -> Self {
         Self {
             key,

@@ -1,9 +1,10 @@
-//! The run policy: a run's conditions on earlier runs (when they began, and where), and the run records that a store
-//! keeps for that.
+//! The run policy: a run's conditions on earlier runs (when they began, and where), and the run
+//! records that a store keeps for that.
 //!
-//! A store judges and records in the granting step, by its own clock, and next to the lock: the records outlive the
-//! hold, and a crashed runner. [`RunRecord`] is the reference for stores that judge by themselves. It judges for those stores
-//! that can read, decide and write while no other client can be granted the lock.
+//! A store judges and records in the granting step, by its own clock, and next to the lock: the
+//! records outlive the hold, and a crashed runner. [`RunRecord`] is the reference for stores that
+//! judge by themselves. It judges for those stores that can read, decide and write while no other
+//! client can be granted the lock.
 
 mod record;
 
@@ -14,13 +15,15 @@ use serde::{Deserialize, Serialize};
 pub use self::record::{Cooldown, LastRun, Replaced, RunRecord};
 use super::{Fence, Metadata, length};
 
-/// The policy of one run. Only for fresh exclusive holds: a nested hold is part of its ancestor's run.
+/// The policy of one run. Only for fresh exclusive holds: a nested hold is part of its ancestor's
+/// run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunPolicy {
-    /// Tells this machine and PID namespace from others, independently of their names ([`Metadata::place`]).
+    /// Tells this machine and PID namespace from others, independently of their names
+    /// ([`Metadata::place`]).
     pub place: String,
-    /// For this long from the start, requests from other places are denied. This request is denied within the guard of an earlier
-    /// run; `None` for neither. Never applied to a waiter.
+    /// For this long from the start, requests from other places are denied. This request is denied
+    /// within the guard of an earlier run; `None` for neither. Never applied to a waiter.
     pub skew_guard: Option<Duration>,
     /// For this long from the start all requests are denied, however the hold goes.
     pub at_least: Option<Duration>,
@@ -33,7 +36,8 @@ pub struct RunPolicy {
 /// One run within some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Once {
-    /// A run is denied while the last recorded start is younger than this by the store's clock, or lies in the future.
+    /// A run is denied while the last recorded start is younger than this by the store's clock, or
+    /// lies in the future.
     pub window: Duration,
     /// How many more runs may follow one that failed within the window.
     pub retry_failed: u32,
@@ -42,19 +46,35 @@ pub struct Once {
 }
 
 impl RunPolicy {
-    /// Returns a policy that no earlier run denies. Its record, once it is cancelled, delays no later run.
+    /// Returns a policy that no earlier run denies. Its record, once it is cancelled, delays no
+    /// later run.
     pub const fn forgetting(place: String) -> Self {
-        let once = Once { window: Duration::ZERO, retry_failed: 0, retry_crashed: false };
-        Self { place, skew_guard: Some(Duration::ZERO), at_least: None, once: Some(once), anyway: true }
+        let once = Once {
+            window: Duration::ZERO,
+            retry_failed: 0,
+            retry_crashed: false,
+        };
+        Self {
+            place,
+            skew_guard: Some(Duration::ZERO),
+            at_least: None,
+            once: Some(once),
+            anyway: true,
+        }
     }
 
     /// Returns for how long the record of a run with this policy may matter.
     pub fn relevant(&self) -> Duration {
         let once = self.once.map(|once| once.window);
-        [self.skew_guard, self.at_least, once].into_iter().flatten().max().unwrap_or_default()
+        [self.skew_guard, self.at_least, once]
+            .into_iter()
+            .flatten()
+            .max()
+            .unwrap_or_default()
     }
 
-    /// Whether the run permanently replaces the records of earlier runs ([`RunPolicy::forgetting`]).
+    /// Whether the run permanently replaces the records of earlier runs
+    /// ([`RunPolicy::forgetting`]).
     pub fn forgets(&self) -> bool {
         self.anyway && self.once.is_some_and(|once| once.window.is_zero())
     }
@@ -75,7 +95,8 @@ pub enum RunState {
     Ok,
     /// The command failed.
     Failed,
-    /// The command ended, but whether it did its work is not known: it ended with 0 after dlock's TERM, with the lock lost, or unseen.
+    /// The command ended, but whether it did its work is not known: it ended with 0 after dlock's
+    /// TERM, with the lock lost, or unseen.
     Unknown,
     /// No command was executed after all. Never stored: the record is as it was before the start.
     Cancelled,

@@ -42,9 +42,14 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Returns what identifies the machine and PID namespace: host names repeat, and the user can set another one.
+    /// Returns what identifies the machine and PID namespace: host names repeat, and the user can
+    /// set another one.
     pub fn place(&self) -> String {
-        let boot = self.boot_id.as_deref().or(self.host.as_deref()).unwrap_or_default();
+        let boot = self
+            .boot_id
+            .as_deref()
+            .or(self.host.as_deref())
+            .unwrap_or_default();
         format!("{boot}/{}", self.pid_ns.unwrap_or_default())
     }
 }
@@ -68,7 +73,8 @@ pub struct Holder {
     pub held_for: Option<Duration>,
     /// How long ago the lease was last extended.
     pub renewed_ago: Option<Duration>,
-    /// When the lease ends unless it is extended; `None` if it never does or the store doesn't tell.
+    /// When the lease ends unless it is extended; `None` if it never does or the store doesn't
+    /// tell.
     pub expires_in: Option<Duration>,
     /// How many holds the owner has: 1, and one more for each nested `dlock run`.
     pub holds: u32,
@@ -83,7 +89,8 @@ pub struct Waiter {
     pub metadata: Option<Metadata>,
     /// How long it has waited, by the store's clock.
     pub waiting_for: Option<Duration>,
-    /// Whether no waiter behind it is served first: it asked for fair order, or the store always keeps the order.
+    /// Whether no waiter behind it is served first: it asked for fair order, or the store always
+    /// keeps the order.
     pub in_order: bool,
 }
 
@@ -108,7 +115,8 @@ impl LockState {
     /// Sorts the holders for people: by their permits, and the longest first.
     #[must_use]
     pub fn in_order(mut self) -> Self {
-        self.holders.sort_by_key(|holder| (holder.permit, holder.fence));
+        self.holders
+            .sort_by_key(|holder| (holder.permit, holder.fence));
         self
     }
 }

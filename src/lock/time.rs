@@ -41,7 +41,8 @@ impl BootTime {
 pub struct Ttl(Duration);
 
 impl Ttl {
-    /// The shortest lease: for a shorter one, renewals at every sixth would be lost in scheduling noise.
+    /// The shortest lease: for a shorter one, renewals at every sixth would be lost in scheduling
+    /// noise.
     pub const MIN: Duration = Duration::from_secs(1);
     /// The longest lease: a lock held longer is a lock forgotten.
     pub const MAX: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -57,7 +58,9 @@ impl Ttl {
             return Err(Error::new(Kind::Usage, "a TTL is between 1s and 365d"));
         }
         let ms = length.as_nanos().div_ceil(1_000_000);
-        Ok(Self(Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX))))
+        Ok(Self(Duration::from_millis(
+            u64::try_from(ms).unwrap_or(u64::MAX),
+        )))
     }
 
     /// Returns the length.
@@ -75,13 +78,23 @@ impl Ttl {
 pub fn length(length: Duration) -> String {
     let mut left = length.as_millis();
     let mut parts = Vec::new();
-    for (size, unit) in [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms")] {
+    for (size, unit) in [
+        (86_400_000, "d"),
+        (3_600_000, "h"),
+        (60_000, "m"),
+        (1000, "s"),
+        (1, "ms"),
+    ] {
         if left >= size {
             parts.push(format!("{}{unit}", left / size));
             left %= size;
         }
     }
-    if parts.is_empty() { "0s".into() } else { parts.join(" ") }
+    if parts.is_empty() {
+        "0s".into()
+    } else {
+        parts.join(" ")
+    }
 }
 
 #[cfg(test)]
@@ -90,7 +103,13 @@ mod tests {
 
     #[test]
     fn durations_are_printed_as_options_accept_them() {
-        for (ms, text) in [(0, "0s"), (1500, "1s 500ms"), (60_000, "1m"), (5_400_000, "1h 30m"), (2_592_000_000, "30d")] {
+        for (ms, text) in [
+            (0, "0s"),
+            (1500, "1s 500ms"),
+            (60_000, "1m"),
+            (5_400_000, "1h 30m"),
+            (2_592_000_000, "30d"),
+        ] {
             assert_eq!(length(Duration::from_millis(ms)), text);
         }
     }

@@ -9,19 +9,21 @@ use super::{Error, Kind, Result};
 
 /// The secret that a hold is renewed and released with.
 ///
-/// A token names an owner and one hold of that owner. A nested `dlock run` of the same key has the outer run's owner and
-/// its own hold. So each hold is counted once, however often its request is repeated.
-/// The text form is `<uuid>.<16 hex digits>`, and `.<48 hex digits>` more for a hold whose session was handed over, or `.run` for the token
-/// that a command gets.
+/// A token names an owner and one hold of that owner. A nested `dlock run` of the same key has the
+/// outer run's owner and its own hold. So each hold is counted once, however often its request is
+/// repeated. The text form is `<uuid>.<16 hex digits>`, and `.<48 hex digits>` more for a hold
+/// whose session was handed over, or `.run` for the token that a command gets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token {
     /// Random, unique per lease.
     pub owner: Uuid,
     /// Random, unique per hold of that lease.
     pub hold: u64,
-    /// The store session that the hold belongs to, if another process needs it. Never in a token that a command gets.
+    /// The store session that the hold belongs to, if another process needs it. Never in a token
+    /// that a command gets.
     pub session: Option<StoreSession>,
-    /// Whether a run keeps the hold, and releases it once its command's tree is gone: in the token that a command gets.
+    /// Whether a run keeps the hold, and releases it once its command's tree is gone: in the token
+    /// that a command gets.
     pub kept_by_run: bool,
 }
 
@@ -46,13 +48,23 @@ impl fmt::Debug for StoreSession {
 impl Token {
     /// Returns a new, unique token.
     pub fn random() -> Self {
-        Self { owner: uuid::Builder::from_random_bytes(random_bytes()).into_uuid(), hold: random(), session: None, kept_by_run: false }
+        Self {
+            owner: uuid::Builder::from_random_bytes(random_bytes()).into_uuid(),
+            hold: random(),
+            session: None,
+            kept_by_run: false,
+        }
     }
 
     /// Returns a token for another hold of the same owner, which will have its own session.
     #[must_use]
     pub fn nested(self) -> Self {
-        Self { hold: random(), session: None, kept_by_run: false, ..self }
+        Self {
+            hold: random(),
+            session: None,
+            kept_by_run: false,
+            ..self
+        }
     }
 
     /// Returns the hold as stores write it: 16 hexadecimal digits.
@@ -85,7 +97,10 @@ impl StoreSession {
         let (id, password) = (text.len() == 48).then(|| text.split_at_checked(16))??;
         let (high, low) = password.split_at_checked(16)?;
         let password = (u128::from(hex(high)?) << 64 | u128::from(hex(low)?)).to_be_bytes();
-        Some(Self { id: hex(id)?.cast_signed(), password })
+        Some(Self {
+            id: hex(id)?.cast_signed(),
+            password,
+        })
     }
 }
 
@@ -100,7 +115,9 @@ impl FromStr for Token {
 
     fn from_str(text: &str) -> Result<Self> {
         let parse = || {
-            let (text, kept_by_run) = text.strip_suffix(KEPT_BY_RUN).map_or((text, false), |text| (text, true));
+            let (text, kept_by_run) = text
+                .strip_suffix(KEPT_BY_RUN)
+                .map_or((text, false), |text| (text, true));
             let mut parts = text.split('.');
             let (owner, hold, session) = (parts.next()?, parts.next()?, parts.next());
             let owner = (owner.len() == 36).then(|| Uuid::try_parse(owner).ok())??;
@@ -108,11 +125,17 @@ impl FromStr for Token {
                 Some(text) => Some(StoreSession::parse(text)?),
                 None => None,
             };
-            parts.next().is_none().then_some(Self { owner, hold: hex(hold)?, session, kept_by_run })
+            parts.next().is_none().then_some(Self {
+                owner,
+                hold: hex(hold)?,
+                session,
+                kept_by_run,
+            })
         };
         parse().ok_or_else(|| {
-            Error::new(Kind::Data, "this is not a token of dlock")
-                .hint("a token is what `dlock acquire` printed, or DLOCK_TOKEN inside of `dlock run`")
+            Error::new(Kind::Data, "this is not a token of dlock").hint(
+                "a token is what `dlock acquire` printed, or DLOCK_TOKEN inside of `dlock run`",
+            )
         })
     }
 }
@@ -132,7 +155,8 @@ pub fn random() -> u64 {
     u64::from_ne_bytes(random_bytes())
 }
 
-/// Reads random bytes from the kernel. A static binary's usual source is /dev/urandom, which a bare container may lack.
+/// Reads random bytes from the kernel. A static binary's usual source is /dev/urandom, which a bare
+/// container may lack.
 fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     loop {
@@ -145,7 +169,8 @@ fn random_bytes<const N: usize>() -> [u8; N] {
     }
 }
 
-/// Returns a short, stable identifier of a store (FNV-1a, 64 bits). It shows whether two processes use the same store.
+/// Returns a short, stable identifier of a store (FNV-1a, 64 bits). It shows whether two processes
+/// use the same store.
 pub fn fingerprint(parts: &[&str]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for part in parts {
@@ -165,11 +190,20 @@ mod tests {
         let token = Token::random();
         assert_eq!(token.reveal().parse::<Token>().unwrap(), token);
         assert_eq!(format!("{token:?}"), "Token(…)");
-        let handed_over = Token { session: Some(StoreSession { id: -7, password: *b"sixteen bytes ok" }), ..token };
+        let handed_over = Token {
+            session: Some(StoreSession {
+                id: -7,
+                password: *b"sixteen bytes ok",
+            }),
+            ..token
+        };
         assert_eq!(handed_over.reveal().parse::<Token>().unwrap(), handed_over);
         assert_eq!(format!("{:?}", handed_over.session), "Some(Session(…))");
         assert_eq!(handed_over.nested().session, None, "it will have its own");
-        let kept = Token { kept_by_run: true, ..token };
+        let kept = Token {
+            kept_by_run: true,
+            ..token
+        };
         assert!(kept.reveal().ends_with(KEPT_BY_RUN) && !kept.nested().kept_by_run);
         assert_eq!(kept.reveal().parse::<Token>().unwrap(), kept);
         for bad in [
@@ -189,6 +223,10 @@ mod tests {
     #[test]
     fn a_fingerprint_separates_its_parts() {
         assert_ne!(fingerprint(&["ab", "c"]), fingerprint(&["a", "bc"]));
-        assert_eq!(fingerprint(&["a"]), 0x089b_e207_b544_f1e4, "held locks are recognized across versions");
+        assert_eq!(
+            fingerprint(&["a"]),
+            0x089b_e207_b544_f1e4,
+            "held locks are recognized across versions"
+        );
     }
 }

@@ -12,17 +12,28 @@ pub fn last_lines(printed: &CapturedOutput) -> Option<String> {
     let start = printed.tail.len().saturating_sub(KEPT);
     let text = String::from_utf8_lossy(&printed.tail[start..]);
     // A line that was cut in the middle is left out, unless it is the only one.
-    let text = text.split_once('\n').filter(|(_, rest)| start > 0 && !rest.trim().is_empty()).map_or(&*text, |(_, rest)| rest);
-    let text: String = text.chars().filter(|c| *c == '\n' || !c.is_control()).collect();
+    let text = text
+        .split_once('\n')
+        .filter(|(_, rest)| start > 0 && !rest.trim().is_empty())
+        .map_or(&*text, |(_, rest)| rest);
+    let text: String = text
+        .chars()
+        .filter(|c| *c == '\n' || !c.is_control())
+        .collect();
     Some(text.trim_end().trim_start_matches('\n').to_owned()).filter(|text| !text.is_empty())
 }
 
-/// Returns why a run ended: a headline, then the last lines of the command's output. Without `why`, the last line is the headline.
+/// Returns why a run ended: a headline, then the last lines of the command's output. Without `why`,
+/// the last line is the headline.
 pub fn reason(why: Option<String>, lines: Option<&str>) -> Option<String> {
     let Some(lines) = lines else { return why };
     let last = lines.lines().next_back().unwrap_or_default().trim();
     let headline = why.unwrap_or_else(|| last.chars().take(HEADLINE).collect());
-    Some(if headline == lines { headline } else { format!("{headline}\n{lines}") })
+    Some(if headline == lines {
+        headline
+    } else {
+        format!("{headline}\n{lines}")
+    })
 }
 
 #[cfg(test)]
@@ -30,7 +41,10 @@ mod tests {
     use super::*;
 
     fn of(tail: &[u8]) -> Option<String> {
-        last_lines(&CapturedOutput { tail: tail.to_vec(), left_out: 0 })
+        last_lines(&CapturedOutput {
+            tail: tail.to_vec(),
+            left_out: 0,
+        })
     }
 
     #[test]
@@ -45,8 +59,14 @@ mod tests {
     #[test]
     fn the_headline_comes_first() {
         assert_eq!(reason(None, Some("no host")).as_deref(), Some("no host"));
-        assert_eq!(reason(None, Some("a\nno host")).as_deref(), Some("no host\na\nno host"));
-        assert_eq!(reason(Some("max runtime 1s".into()), Some("a")).as_deref(), Some("max runtime 1s\na"));
+        assert_eq!(
+            reason(None, Some("a\nno host")).as_deref(),
+            Some("no host\na\nno host")
+        );
+        assert_eq!(
+            reason(Some("max runtime 1s".into()), Some("a")).as_deref(),
+            Some("max runtime 1s\na")
+        );
         assert_eq!(reason(Some("w".into()), None).as_deref(), Some("w"));
     }
 }

@@ -1,4 +1,5 @@
-//! Tables in terminal columns: a Chinese character takes two columns, and so does a whole family of emoji.
+//! Tables in terminal columns: a Chinese character takes two columns, and so does a whole family of
+//! emoji.
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
@@ -15,22 +16,34 @@ fn cuts(text: &str) -> impl DoubleEndedIterator<Item = usize> {
         let next = text[at..].chars().next();
         !text[..at].ends_with('\u{200d}') && next.is_none_or(|c| c.width() != Some(0))
     };
-    let ends = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect::<Vec<_>>();
+    let ends = text
+        .char_indices()
+        .map(|(at, _)| at)
+        .chain([text.len()])
+        .collect::<Vec<_>>();
     ends.into_iter().filter(move |at| stands_alone(*at))
 }
 
 /// Returns the longest start of a text that fits into `most` columns.
 fn start(text: &str, most: usize) -> &str {
-    let end = cuts(text).take_while(|at| text[..*at].width() <= most).last().unwrap_or(0);
+    let end = cuts(text)
+        .take_while(|at| text[..*at].width() <= most)
+        .last()
+        .unwrap_or(0);
     &text[..end]
 }
 
 /// Returns the text cut to `most` columns, with an ellipsis at its end if it was longer.
 pub fn cut(text: &str, most: usize) -> String {
-    if text.width() <= most { text.to_owned() } else { format!("{}…", start(text, most.saturating_sub(1))) }
+    if text.width() <= most {
+        text.to_owned()
+    } else {
+        format!("{}…", start(text, most.saturating_sub(1)))
+    }
 }
 
-/// Returns the text cut to `most` columns, with an ellipsis in its middle if it was longer: both ends distinguish names.
+/// Returns the text cut to `most` columns, with an ellipsis in its middle if it was longer: both
+/// ends distinguish names.
 pub fn middle(text: &str, most: usize) -> String {
     if text.width() <= most {
         return text.to_owned();
@@ -38,7 +51,11 @@ pub fn middle(text: &str, most: usize) -> String {
     let room = most.saturating_sub(1);
     let first = start(text, room.div_ceil(2));
     let left = room.saturating_sub(first.width());
-    let from = cuts(text).rev().take_while(|at| text[*at..].width() <= left).last().unwrap_or(text.len());
+    let from = cuts(text)
+        .rev()
+        .take_while(|at| text[*at..].width() <= left)
+        .last()
+        .unwrap_or(text.len());
     format!("{first}…{}", &text[from..])
 }
 
@@ -54,7 +71,8 @@ pub enum Cut {
     Never,
     /// In the middle, down to this number of columns.
     Middle(usize),
-    /// At the end, down to this number of columns. On a narrower terminal, the text goes onto its own line.
+    /// At the end, down to this number of columns. On a narrower terminal, the text goes onto its
+    /// own line.
     End(usize),
 }
 
@@ -74,13 +92,21 @@ pub struct Column {
 impl Column {
     /// Creates a column that is aligned to the left and never cut.
     pub const fn new(title: &'static str, least: usize) -> Self {
-        Self { title, least, right: false, cut: Cut::Never }
+        Self {
+            title,
+            least,
+            right: false,
+            cut: Cut::Never,
+        }
     }
 
     /// Aligns the column to the right.
     #[must_use]
     pub const fn right(self) -> Self {
-        Self { right: true, ..self }
+        Self {
+            right: true,
+            ..self
+        }
     }
 
     /// Sets how the column's text is cut.
@@ -98,18 +124,32 @@ pub struct TableRow<const N: usize> {
     pub sgr: &'static str,
 }
 
-/// The widest padding without a terminal. Longer text is not cut there, but shifts only its own row.
+/// The widest padding without a terminal. Longer text is not cut there, but shifts only its own
+/// row.
 const WIDEST: usize = 40;
 
 /// Returns a table as lines, the headings first.
-pub fn table<const N: usize>(columns: &[Column; N], rows: &[TableRow<N>], style: TableStyle) -> Vec<String> {
+pub fn table<const N: usize>(
+    columns: &[Column; N],
+    rows: &[TableRow<N>],
+    style: TableStyle,
+) -> Vec<String> {
     grouped(columns, rows, style).concat()
 }
 
-/// Returns a table as groups of lines: the headings, then one group per row. The last column may be on its own line.
-pub fn grouped<const N: usize>(columns: &[Column; N], rows: &[TableRow<N>], style: TableStyle) -> Vec<Vec<String>> {
+/// Returns a table as groups of lines: the headings, then one group per row. The last column may be
+/// on its own line.
+pub fn grouped<const N: usize>(
+    columns: &[Column; N],
+    rows: &[TableRow<N>],
+    style: TableStyle,
+) -> Vec<Vec<String>> {
     let mut widths: [usize; N] = std::array::from_fn(|n| {
-        let widest = rows.iter().map(|row| row.cells[n].width()).max().unwrap_or(0);
+        let widest = rows
+            .iter()
+            .map(|row| row.cells[n].width())
+            .max()
+            .unwrap_or(0);
         widest.max(columns[n].title.width()).max(columns[n].least)
     });
     let mut separate = false;
@@ -117,16 +157,30 @@ pub fn grouped<const N: usize>(columns: &[Column; N], rows: &[TableRow<N>], styl
         None => widths = widths.map(|width| width.min(WIDEST)),
         Some(most) => separate = fit(columns, rows, &mut widths, most),
     }
-    let titles = TableRow { cells: std::array::from_fn(|n| columns[n].title.to_owned()), sgr: "1" };
+    let titles = TableRow {
+        cells: std::array::from_fn(|n| columns[n].title.to_owned()),
+        sgr: "1",
+    };
     let mut groups = Vec::new();
     for (nth, row) in [&titles].into_iter().chain(rows).enumerate() {
         let shown = if separate { N - 1 } else { N };
-        let cells: Vec<String> = (0..shown).map(|n| cell(columns[n], &row.cells[n], widths[n], style)).collect();
+        let cells: Vec<String> = (0..shown)
+            .map(|n| cell(columns[n], &row.cells[n], widths[n], style))
+            .collect();
         let line = cells.join("  ");
-        let paint = |line: &str| if row.sgr.is_empty() { line.to_owned() } else { style.paint(row.sgr, line) };
+        let paint = |line: &str| {
+            if row.sgr.is_empty() {
+                line.to_owned()
+            } else {
+                style.paint(row.sgr, line)
+            }
+        };
         let mut lines = vec![paint(line.trim_end())];
         if separate && nth > 0 && !row.cells[N - 1].is_empty() {
-            lines.push(paint(&cut(&format!("  {}", row.cells[N - 1]), style.width.unwrap_or(usize::MAX))));
+            lines.push(paint(&cut(
+                &format!("  {}", row.cells[N - 1]),
+                style.width.unwrap_or(usize::MAX),
+            )));
         }
         groups.push(lines);
     }
@@ -140,30 +194,70 @@ fn cell(column: Column, text: &str, width: usize, style: TableStyle) -> String {
         Cut::Middle(_) => middle(text, width),
         Cut::End(_) => cut(text, width),
     };
-    if column.right { format!("{}{text}", " ".repeat(width.saturating_sub(text.width()))) } else { pad(&text, width) }
+    if column.right {
+        format!("{}{text}", " ".repeat(width.saturating_sub(text.width())))
+    } else {
+        pad(&text, width)
+    }
 }
 
-/// Shrinks the columns to `most` and returns whether the last column needs its own lines. Names shrink first, then notes, then names again.
-fn fit<const N: usize>(columns: &[Column; N], rows: &[TableRow<N>], widths: &mut [usize; N], most: usize) -> bool {
+/// Shrinks the columns to `most` and returns whether the last column needs its own lines. Names
+/// shrink first, then notes, then names again.
+fn fit<const N: usize>(
+    columns: &[Column; N],
+    rows: &[TableRow<N>],
+    widths: &mut [usize; N],
+    most: usize,
+) -> bool {
     let natural = *widths;
-    let total = |widths: &[usize; N], shown: usize| widths[..shown].iter().sum::<usize>() + 2 * (shown - 1);
-    let shrink = |widths: &mut [usize; N], shown: usize, least: &dyn Fn(Cut, usize) -> Option<usize>| {
-        while total(widths, shown) > most {
-            // The widest column that can still shrink.
-            let can = |n: &usize| least(columns[*n].cut, natural[*n]).is_some_and(|least| widths[*n] > least);
-            let Some(widest) = (0..shown).filter(can).max_by_key(|n| widths[*n]) else { break };
-            widths[widest] -= 1;
+    let total =
+        |widths: &[usize; N], shown: usize| widths[..shown].iter().sum::<usize>() + 2 * (shown - 1);
+    let shrink =
+        |widths: &mut [usize; N], shown: usize, least: &dyn Fn(Cut, usize) -> Option<usize>| {
+            while total(widths, shown) > most {
+                // The widest column that can still shrink.
+                let can = |n: &usize| {
+                    least(columns[*n].cut, natural[*n]).is_some_and(|least| widths[*n] > least)
+                };
+                let Some(widest) = (0..shown).filter(can).max_by_key(|n| widths[*n]) else {
+                    break;
+                };
+                widths[widest] -= 1;
+            }
+        };
+    shrink(widths, N, &|cut, natural| {
+        if let Cut::Middle(least) = cut {
+            Some((2 * least).min(natural))
+        } else {
+            None
         }
-    };
-    shrink(widths, N, &|cut, natural| if let Cut::Middle(least) = cut { Some((2 * least).min(natural)) } else { None });
-    shrink(widths, N, &|cut, _| if let Cut::End(least) = cut { Some(least) } else { None });
-    shrink(widths, N, &|cut, _| if let Cut::Middle(least) = cut { Some(least) } else { None });
+    });
+    shrink(widths, N, &|cut, _| {
+        if let Cut::End(least) = cut {
+            Some(least)
+        } else {
+            None
+        }
+    });
+    shrink(widths, N, &|cut, _| {
+        if let Cut::Middle(least) = cut {
+            Some(least)
+        } else {
+            None
+        }
+    });
     let last_is_free = matches!(columns[N - 1].cut, Cut::End(_));
     if total(widths, N) <= most || !last_is_free {
         return false;
     }
     *widths = natural;
-    shrink(widths, N - 1, &|cut, _| if let Cut::Middle(least) | Cut::End(least) = cut { Some(least) } else { None });
+    shrink(widths, N - 1, &|cut, _| {
+        if let Cut::Middle(least) | Cut::End(least) = cut {
+            Some(least)
+        } else {
+            None
+        }
+    });
     rows.iter().any(|row| !row.cells[N - 1].is_empty()) || total(widths, N) > most
 }
 
@@ -173,24 +267,59 @@ mod tests {
 
     #[test]
     fn text_is_measured_and_cut_by_columns() {
-        assert_eq!((width("中文"), width("👨\u{200d}👩"), width("é")), (4, 2, 1));
+        assert_eq!(
+            (width("中文"), width("👨\u{200d}👩"), width("é")),
+            (4, 2, 1)
+        );
         assert_eq!(cut("中文锁名字", 6), "中文…");
-        assert_eq!((cut("abc", 3), cut("abcd", 3)), ("abc".into(), "ab…".into()));
-        assert_eq!((middle("abcdefgh", 5), middle("中文锁名字很", 7)), ("ab…gh".into(), "中…字很".into()));
-        assert_eq!(middle("👨\u{200d}👩👨\u{200d}👩👨\u{200d}👩x", 5), "👨\u{200d}👩…x");
+        assert_eq!(
+            (cut("abc", 3), cut("abcd", 3)),
+            ("abc".into(), "ab…".into())
+        );
+        assert_eq!(
+            (middle("abcdefgh", 5), middle("中文锁名字很", 7)),
+            ("ab…gh".into(), "中…字很".into())
+        );
+        assert_eq!(
+            middle("👨\u{200d}👩👨\u{200d}👩👨\u{200d}👩x", 5),
+            "👨\u{200d}👩…x"
+        );
         assert_eq!(pad("中", 4), "中  ");
     }
 
     #[test]
     fn a_narrow_table_loses_nothing_but_the_middle_of_names() {
-        let columns =
-            [Column::new("KEY", 3).cut_by(Cut::Middle(8)), Column::new("WAIT", 4).right(), Column::new("NOTE", 4).cut_by(Cut::End(10))];
-        let rows = [TableRow { cells: ["a-key-that-is-much-too-long".into(), "12".into(), "a note".into()], sgr: "" }];
+        let columns = [
+            Column::new("KEY", 3).cut_by(Cut::Middle(8)),
+            Column::new("WAIT", 4).right(),
+            Column::new("NOTE", 4).cut_by(Cut::End(10)),
+        ];
+        let rows = [TableRow {
+            cells: [
+                "a-key-that-is-much-too-long".into(),
+                "12".into(),
+                "a note".into(),
+            ],
+            sgr: "",
+        }];
         for most in [20, 30, 40, 80] {
-            let lines = table(&columns, &rows, TableStyle { width: Some(most), color: false });
-            assert!(lines.iter().all(|line| width(line) <= most), "{most}: {lines:?}");
+            let lines = table(
+                &columns,
+                &rows,
+                TableStyle {
+                    width: Some(most),
+                    color: false,
+                },
+            );
+            assert!(
+                lines.iter().all(|line| width(line) <= most),
+                "{most}: {lines:?}"
+            );
             let text = lines.join("\n");
-            assert!(text.contains("12") && text.contains("a note"), "{most}: {text}");
+            assert!(
+                text.contains("12") && text.contains("a note"),
+                "{most}: {text}"
+            );
         }
     }
 }

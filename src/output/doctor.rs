@@ -56,12 +56,18 @@ pub struct DoctorReport {
 impl DoctorReport {
     /// Returns the highest severity of the findings.
     pub fn worst(&self) -> Severity {
-        self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
+        self.findings
+            .iter()
+            .map(|finding| finding.severity)
+            .max()
+            .unwrap_or(Severity::Ok)
     }
 
     /// Returns the JSON object.
     pub fn json(&self, status: u8) -> Json<'_> {
-        let micros = |length: Option<Duration>| length.map(|length| u64::try_from(length.as_micros()).unwrap_or(u64::MAX));
+        let micros = |length: Option<Duration>| {
+            length.map(|length| u64::try_from(length.as_micros()).unwrap_or(u64::MAX))
+        };
         Json {
             head: head(word(self.worst()), status),
             backend: &self.backend,
@@ -128,7 +134,13 @@ impl<'a> GrantsReport<'a> {
     /// Creates the report of a role's rights.
     pub fn new(grants: &'a Grants, role: Role, backend: &'a str) -> Self {
         let role = role.user().trim_start_matches("dlock-");
-        Self { head: head("ok", exit::OK), backend, role, text: &grants.text, notes: &grants.notes }
+        Self {
+            head: head("ok", exit::OK),
+            backend,
+            role,
+            text: &grants.text,
+            notes: &grants.notes,
+        }
     }
 }
 
@@ -146,8 +158,10 @@ const INDENT: usize = 8;
 /// Returns the findings as lines, the last one a summary.
 pub fn view(report: &DoctorReport, only_bad: bool, style: TableStyle) -> String {
     let mut text = style.paint("1", &header(report, style)) + "\n";
-    for finding in
-        &merge_unchecked(&report.findings).into_iter().filter(|finding| !only_bad || finding.severity != Severity::Ok).collect::<Vec<_>>()
+    for finding in &merge_unchecked(&report.findings)
+        .into_iter()
+        .filter(|finding| !only_bad || finding.severity != Severity::Ok)
+        .collect::<Vec<_>>()
     {
         let (label, sgr) = match finding.severity {
             Severity::Ok => ("ok", "32"),
@@ -159,9 +173,19 @@ pub fn view(report: &DoctorReport, only_bad: bool, style: TableStyle) -> String 
             None => finding.text.clone(),
         };
         let gap = " ".repeat(INDENT - label.len());
-        let _ = writeln!(text, "{}{gap}{}", style.paint(sgr, label), wrapped(&line, INDENT, style));
+        let _ = writeln!(
+            text,
+            "{}{gap}{}",
+            style.paint(sgr, label),
+            wrapped(&line, INDENT, style)
+        );
         if let Some(fix) = &finding.fix {
-            let _ = writeln!(text, "{}{}", " ".repeat(INDENT), wrapped(&format!("fix: {fix}"), INDENT, style));
+            let _ = writeln!(
+                text,
+                "{}{}",
+                " ".repeat(INDENT),
+                wrapped(&format!("fix: {fix}"), INDENT, style)
+            );
         }
     }
     text + &summary(report) + "\n"
@@ -176,8 +200,10 @@ fn merge_unchecked(findings: &[Finding]) -> Vec<Finding> {
             Some((what.to_owned(), why.to_owned()))
         };
         let same = shown.iter_mut().find_map(|known| {
-            let ((before, because), (what, why)) = (unchecked(&known.text)?, unchecked(&finding.text)?);
-            (because == why && known.fix == finding.fix).then(|| (format!("{UNCHECKED}{before}; {what}, because {why}"), known))
+            let ((before, because), (what, why)) =
+                (unchecked(&known.text)?, unchecked(&finding.text)?);
+            (because == why && known.fix == finding.fix)
+                .then(|| (format!("{UNCHECKED}{before}; {what}, because {why}"), known))
         });
         match same {
             Some((text, known)) => known.text = text,
@@ -188,24 +214,54 @@ fn merge_unchecked(findings: &[Finding]) -> Vec<Finding> {
 }
 
 fn header(report: &DoctorReport, style: TableStyle) -> String {
-    let mut parts: Vec<String> = report.name.iter().map(|name| printable(name).into_owned()).collect();
+    let mut parts: Vec<String> = report
+        .name
+        .iter()
+        .map(|name| printable(name).into_owned())
+        .collect();
     parts.push(printable(&report.backend).into_owned());
     let start = parts.join("  ");
-    let Some(from) = report.from.as_ref().map(|from| format!("from {}", printable(from))) else { return start };
-    let fits = style.width.is_none_or(|width| start.chars().count() + 2 + from.chars().count() <= width);
-    let gap = if fits { "  ".to_owned() } else { format!("\n{}", " ".repeat(INDENT)) };
+    let Some(from) = report
+        .from
+        .as_ref()
+        .map(|from| format!("from {}", printable(from)))
+    else {
+        return start;
+    };
+    let fits = style
+        .width
+        .is_none_or(|width| start.chars().count() + 2 + from.chars().count() <= width);
+    let gap = if fits {
+        "  ".to_owned()
+    } else {
+        format!("\n{}", " ".repeat(INDENT))
+    };
     start + &gap + &from
 }
 
 fn summary(report: &DoctorReport) -> String {
     let findings = merge_unchecked(&report.findings);
-    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-    let several = |count: usize, one: &str, more: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {more}") };
+    let count = |severity| {
+        findings
+            .iter()
+            .filter(|finding| finding.severity == severity)
+            .count()
+    };
+    let several = |count: usize, one: &str, more: &str| {
+        if count == 1 {
+            format!("1 {one}")
+        } else {
+            format!("{count} {more}")
+        }
+    };
     let warnings = several(count(Severity::Warn), "warning", "warnings");
     match report.worst() {
         Severity::Ok => "all is well".into(),
         Severity::Warn => format!("{warnings}, nothing unsafe"),
-        Severity::Unsafe => format!("not safe: {} to fix, {warnings}", several(count(Severity::Unsafe), "thing", "things")),
+        Severity::Unsafe => format!(
+            "not safe: {} to fix, {warnings}",
+            several(count(Severity::Unsafe), "thing", "things")
+        ),
     }
 }
 
@@ -220,9 +276,18 @@ mod tests {
             from: Some("/etc/dlock/config.toml".into()),
             findings: vec![
                 Finding::ok("round-trip", "a renewal takes 1.1 ms"),
-                Finding::warn("persistence", "appendonly no", "a restart forgets locks, so that two may run, and may repeat fences")
-                    .fix("CONFIG SET appendonly yes"),
-                Finding::not_safe("eviction", "maxmemory-policy allkeys-lru\u{1b}", "may evict a lock under a job").fix("noeviction"),
+                Finding::warn(
+                    "persistence",
+                    "appendonly no",
+                    "a restart forgets locks, so that two may run, and may repeat fences",
+                )
+                .fix("CONFIG SET appendonly yes"),
+                Finding::not_safe(
+                    "eviction",
+                    "maxmemory-policy allkeys-lru\u{1b}",
+                    "may evict a lock under a job",
+                )
+                .fix("noeviction"),
             ],
             measured: Measured::default(),
             sources: Vec::new(),
@@ -232,7 +297,14 @@ mod tests {
 
     #[test]
     fn findings_fit_the_terminal() {
-        let text = view(&report(), false, TableStyle { width: Some(60), color: false });
+        let text = view(
+            &report(),
+            false,
+            TableStyle {
+                width: Some(60),
+                color: false,
+            },
+        );
         assert_eq!(
             text,
             "prod  rediss://r1:6379  from /etc/dlock/config.toml\n\
@@ -243,23 +315,58 @@ mod tests {
              not safe: 1 thing to fix, 1 warning\n"
         );
         assert!(!view(&report(), true, TableStyle::default()).contains("1.1 ms"));
-        let narrow = view(&report(), true, TableStyle { width: Some(40), color: false });
-        assert!(narrow.starts_with("prod  rediss://r1:6379\n        from /etc/dlock/config.toml\n"), "{narrow}");
+        let narrow = view(
+            &report(),
+            true,
+            TableStyle {
+                width: Some(40),
+                color: false,
+            },
+        );
+        assert!(
+            narrow.starts_with("prod  rediss://r1:6379\n        from /etc/dlock/config.toml\n"),
+            "{narrow}"
+        );
     }
 
     #[test]
     fn unchecked_findings_with_the_same_reason_are_merged() {
         let unchecked = |what, why| Finding::unchecked("x", what, why).fix("m");
-        let findings = [unchecked("a", "no right"), Finding::ok("y", "fine"), unchecked("b, c", "no right"), unchecked("d", "no answer")];
-        let texts: Vec<String> = merge_unchecked(&findings).into_iter().map(|finding| finding.text).collect();
-        assert_eq!(texts, ["not checked: a; b, c, because no right", "fine", "not checked: d, because no answer"]);
+        let findings = [
+            unchecked("a", "no right"),
+            Finding::ok("y", "fine"),
+            unchecked("b, c", "no right"),
+            unchecked("d", "no answer"),
+        ];
+        let texts: Vec<String> = merge_unchecked(&findings)
+            .into_iter()
+            .map(|finding| finding.text)
+            .collect();
+        assert_eq!(
+            texts,
+            [
+                "not checked: a; b, c, because no right",
+                "fine",
+                "not checked: d, because no answer"
+            ]
+        );
     }
 
     #[test]
     fn json_has_the_same_findings() {
         let report = report();
         let json = serde_json::to_value(report.json(2)).unwrap();
-        assert_eq!((&json["result"], &json["status"], &json["findings"][1]["check"]), (&"unsafe".into(), &2.into(), &"persistence".into()));
-        assert_eq!((&json["findings"][0]["mend"], &json["error"]), (&serde_json::Value::Null, &serde_json::Value::Null));
+        assert_eq!(
+            (
+                &json["result"],
+                &json["status"],
+                &json["findings"][1]["check"]
+            ),
+            (&"unsafe".into(), &2.into(), &"persistence".into())
+        );
+        assert_eq!(
+            (&json["findings"][0]["mend"], &json["error"]),
+            (&serde_json::Value::Null, &serde_json::Value::Null)
+        );
     }
 }

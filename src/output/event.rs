@@ -27,7 +27,11 @@ pub enum RunEvent {
 impl RunEvent {
     /// Returns the event of a run that never had the lock.
     pub fn of(verdict: &Verdict) -> Self {
-        if verdict.outcome == RunResult::Error { Self::Failed } else { Self::Skipped }
+        if verdict.outcome == RunResult::Error {
+            Self::Failed
+        } else {
+            Self::Skipped
+        }
     }
 
     /// Returns its name in JSON and in `DLOCK_EVENT`.
@@ -83,10 +87,16 @@ impl EventReport<'_> {
 
     /// Returns a line of text about the event.
     fn text(&self) -> String {
-        let on = self.us.and_then(|us| us.host.as_deref()).map(|host| format!(" on {host}")).unwrap_or_default();
+        let on = self
+            .us
+            .and_then(|us| us.host.as_deref())
+            .map(|host| format!(" on {host}"))
+            .unwrap_or_default();
         let what = match (self.verdict, self.reason) {
             (Some(verdict), _) => verdict.line(),
-            (None, Some(reason)) => format!("{} {}: {reason}", self.key.escaped(), self.event.name()),
+            (None, Some(reason)) => {
+                format!("{} {}: {reason}", self.key.escaped(), self.event.name())
+            }
             (None, None) => format!("{} {}", self.key.escaped(), self.event.name()),
         };
         format!("{what}{on}")

@@ -50,35 +50,69 @@ impl Explained<'_> {
 
     /// Returns why it would not run at once: `once per 1d, app@web2 ran it 3h ago`.
     pub fn why(&self) -> Option<String> {
-        let of = |key: &Key| if key == self.key { String::new() } else { format!("{}: ", holders::clean(key.as_str(), 255)) };
+        let of = |key: &Key| {
+            if key == self.key {
+                String::new()
+            } else {
+                format!("{}: ", holders::clean(key.as_str(), 255))
+            }
+        };
         match self.would {
             Prediction::Run => None,
             Prediction::Held(key, holders) => {
-                let holder = holders.first().map_or_else(|| "another client".into(), holders::described);
+                let holder = holders
+                    .first()
+                    .map_or_else(|| "another client".into(), holders::described);
                 Some(format!("{}held by {holder}", of(key)))
             }
             Prediction::Denied(key, denial, option) => {
-                let who = holders::user_at_host(denial.metadata.as_ref()).unwrap_or_else(|| "a run".into());
-                let did = if matches!(denial.rule, Rule::Once(RunState::Ok | RunState::Failed)) { "ran" } else { "began" };
-                let failed = if denial.rule == Rule::Once(RunState::Failed) { " and failed" } else { "" };
-                let began = denial.began.map(|ago| format!(" {} ago", age(ago))).unwrap_or_default();
-                let again = denial.again_in.map(|left| format!("; again in {}", age(left))).unwrap_or_default();
-                Some(format!("{}{option}, {who} {did} it{began}{failed}{again}", of(key)))
+                let who = holders::user_at_host(denial.metadata.as_ref())
+                    .unwrap_or_else(|| "a run".into());
+                let did = if matches!(denial.rule, Rule::Once(RunState::Ok | RunState::Failed)) {
+                    "ran"
+                } else {
+                    "began"
+                };
+                let failed = if denial.rule == Rule::Once(RunState::Failed) {
+                    " and failed"
+                } else {
+                    ""
+                };
+                let began = denial
+                    .began
+                    .map(|ago| format!(" {} ago", age(ago)))
+                    .unwrap_or_default();
+                let again = denial
+                    .again_in
+                    .map(|left| format!("; again in {}", age(left)))
+                    .unwrap_or_default();
+                Some(format!(
+                    "{}{option}, {who} {did} it{began}{failed}{again}",
+                    of(key)
+                ))
             }
         }
     }
 }
 
-const COLUMNS: [Column; 3] =
-    [Column::new("SETTING", 8), Column::new("VALUE", 5).cut_by(Cut::Middle(16)), Column::new("FROM", 4).cut_by(Cut::Middle(20))];
+const COLUMNS: [Column; 3] = [
+    Column::new("SETTING", 8),
+    Column::new("VALUE", 5).cut_by(Cut::Middle(16)),
+    Column::new("FROM", 4).cut_by(Cut::Middle(20)),
+];
 
 /// Returns the verdict, followed by the table of settings.
 pub fn view(explained: &Explained<'_>, style: TableStyle) -> String {
     let verb = explained.verb();
     let sgr = if verb == "run" { "32" } else { "33" };
-    let why = explained.why().map(|why| format!(": {why}")).unwrap_or_default();
-    let store =
-        explained.name.map_or_else(|| explained.store.to_owned(), |name| format!("{} ({})", holders::clean(name, 60), explained.store));
+    let why = explained
+        .why()
+        .map(|why| format!(": {why}"))
+        .unwrap_or_default();
+    let store = explained.name.map_or_else(
+        || explained.store.to_owned(),
+        |name| format!("{} ({})", holders::clean(name, 60), explained.store),
+    );
     let mut text = format!(
         "{}   {}{why}\n  stored as  {} in {store}\n\n",
         holders::clean(explained.key.as_str(), 255),
@@ -86,11 +120,25 @@ pub fn view(explained: &Explained<'_>, style: TableStyle) -> String {
         holders::clean(explained.stored_as, 300)
     );
     let row = |source: &Source| {
-        let value = source.value.as_deref().map_or_else(|| "(secret)".into(), |value| holders::clean(value, 255));
+        let value = source
+            .value
+            .as_deref()
+            .map_or_else(|| "(secret)".into(), |value| holders::clean(value, 255));
         let sgr = if source.from == "default" { "2" } else { "" };
-        TableRow { cells: [source.name.clone(), value, holders::clean(&source.from, 255)], sgr }
+        TableRow {
+            cells: [
+                source.name.clone(),
+                value,
+                holders::clean(&source.from, 255),
+            ],
+            sgr,
+        }
     };
     let rows: Vec<TableRow<3>> = explained.settings.iter().map(row).collect();
-    text.extend(table(&COLUMNS, &rows, style).into_iter().flat_map(|line| [line, "\n".into()]));
+    text.extend(
+        table(&COLUMNS, &rows, style)
+            .into_iter()
+            .flat_map(|line| [line, "\n".into()]),
+    );
     text
 }

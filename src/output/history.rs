@@ -7,7 +7,9 @@ use super::{
     columns::{Column, Cut, TableRow, table},
     holders, wrapped,
 };
-use crate::lock::{self, End, Fence, HistoryEntry, LockState, Metadata, RunRecord, RunState, SkipCount};
+use crate::lock::{
+    self, End, Fence, HistoryEntry, LockState, Metadata, RunRecord, RunState, SkipCount,
+};
 
 /// One run: ended, or still running.
 #[derive(Clone, Debug)]
@@ -28,12 +30,19 @@ pub struct RunOf {
 
 impl RunOf {
     pub(super) fn host(&self) -> String {
-        self.metadata.as_ref().and_then(|m| m.host.as_deref()).map_or_else(|| "?".into(), |host| holders::clean(host, 20))
+        self.metadata
+            .as_ref()
+            .and_then(|m| m.host.as_deref())
+            .map_or_else(|| "?".into(), |host| holders::clean(host, 20))
     }
 
     /// Returns how long it ran, up to `now`, in ms.
     pub fn ran_ms(&self, now: u64) -> Option<u64> {
-        let end = if self.end.is_some() { self.ended_ms? } else { now };
+        let end = if self.end.is_some() {
+            self.ended_ms?
+        } else {
+            now
+        };
         Some(end.saturating_sub(self.started_ms?))
     }
 
@@ -47,7 +56,8 @@ impl RunOf {
     }
 
     pub(super) fn started(&self, now: &Now) -> String {
-        self.started_ms.map_or_else(|| "?".into(), |started| now.local(started))
+        self.started_ms
+            .map_or_else(|| "?".into(), |started| now.local(started))
     }
 
     pub(super) fn ran(&self, now: &Now) -> String {
@@ -61,7 +71,11 @@ impl RunOf {
     /// Returns how it ended, in a few words; in capitals if it needs attention.
     pub(super) fn outcome(&self) -> String {
         // The lines after the first are the command's output.
-        let why = self.why.as_deref().and_then(|why| why.lines().next()).map(|why| holders::clean(why, 120));
+        let why = self
+            .why
+            .as_deref()
+            .and_then(|why| why.lines().next())
+            .map(|why| holders::clean(why, 120));
         match &self.end {
             None => "running".into(),
             Some(end @ (End::Lost | End::Broken | End::Expired | End::NotStarted)) => {
@@ -74,10 +88,15 @@ impl RunOf {
             }
             Some(end) => {
                 let word = match end {
-                    End::Signalled(signal) => signal_name(*signal).map_or_else(|| end.to_string(), Into::into),
+                    End::Signalled(signal) => {
+                        signal_name(*signal).map_or_else(|| end.to_string(), Into::into)
+                    }
                     end => holders::clean(&end.to_string(), 40),
                 };
-                match why.as_deref().and_then(|why| why.strip_prefix("max runtime ")) {
+                match why
+                    .as_deref()
+                    .and_then(|why| why.strip_prefix("max runtime "))
+                {
                     Some(most) => format!("TIMED OUT after {most}"),
                     None => why.map(|why| format!("{word}: {why}")).unwrap_or(word),
                 }
@@ -87,8 +106,13 @@ impl RunOf {
 
     /// Returns [`RunOf::outcome`], and the reason for which an operator overrode the run policy.
     pub(super) fn outcome_and_anyway(&self) -> String {
-        let anyway = self.metadata.as_ref().and_then(|metadata| metadata.anyway.as_deref());
-        let anyway = anyway.map(|why| format!(", anyway: \"{}\"", holders::clean(why, 120))).unwrap_or_default();
+        let anyway = self
+            .metadata
+            .as_ref()
+            .and_then(|metadata| metadata.anyway.as_deref());
+        let anyway = anyway
+            .map(|why| format!(", anyway: \"{}\"", holders::clean(why, 120)))
+            .unwrap_or_default();
         self.outcome() + &anyway
     }
 }
@@ -119,7 +143,8 @@ fn signal_name(number: i32) -> Option<&'static str> {
 pub fn runs(state: &LockState, past: Vec<HistoryEntry>, now: &Now) -> Vec<RunOf> {
     let now = now.unix_ms();
     let ms = |ago: std::time::Duration| now.saturating_sub(super::time::millis(ago));
-    let over = |fence: Option<Fence>| fence.is_some() && past.iter().any(|past| past.fence == fence);
+    let over =
+        |fence: Option<Fence>| fence.is_some() && past.iter().any(|past| past.fence == fence);
     let mut runs: Vec<RunOf> = state
         .holders
         .iter()
@@ -158,40 +183,90 @@ const COLUMNS: [Column; 6] = [
 const SHOWN_HOSTS: usize = 8;
 
 /// Returns the table of runs, followed by the run records that may deny later runs, and the skips.
-pub fn view(runs: &[RunOf], last: usize, record: &RunRecord, skips: &[SkipCount], now: &Now, style: TableStyle) -> String {
+pub fn view(
+    runs: &[RunOf],
+    last: usize,
+    record: &RunRecord,
+    skips: &[SkipCount],
+    now: &Now,
+    style: TableStyle,
+) -> String {
     let mut text = String::new();
     if runs.is_empty() {
         text.push_str("no runs are remembered\n");
     } else {
         let fences = || runs.iter().filter_map(|run| run.fence);
-        let rows: Vec<TableRow<6>> =
-            runs.iter().take(last).map(|run| TableRow { cells: cells(run, fences(), now), sgr: run.sgr() }).collect();
+        let rows: Vec<TableRow<6>> = runs
+            .iter()
+            .take(last)
+            .map(|run| TableRow {
+                cells: cells(run, fences(), now),
+                sgr: run.sgr(),
+            })
+            .collect();
         for line in table(&COLUMNS, &rows, style) {
             let _ = writeln!(text, "{line}");
         }
         if runs.len() > last {
-            let _ = writeln!(text, "and {} older; -n {} shows all", runs.len() - last, runs.len());
+            let _ = writeln!(
+                text,
+                "and {} older; -n {} shows all",
+                runs.len() - last,
+                runs.len()
+            );
         }
     }
     let mut notes = record_notes(record, now);
     if let Some(latest) = skips.iter().max_by_key(|skips| skips.last_ms) {
-        let since =
-            skips.iter().filter_map(|skips| skips.since_ms).min().map(|since| format!(" since {}", now.local(since))).unwrap_or_default();
+        let since = skips
+            .iter()
+            .filter_map(|skips| skips.since_ms)
+            .min()
+            .map(|since| format!(" since {}", now.local(since)))
+            .unwrap_or_default();
         let alike = skips.iter().all(|skips| skips.reason == latest.reason);
-        let reason = |skips: &SkipCount| if alike { String::new() } else { format!(" ({})", holders::clean(&skips.reason, 40)) };
+        let reason = |skips: &SkipCount| {
+            if alike {
+                String::new()
+            } else {
+                format!(" ({})", holders::clean(&skips.reason, 40))
+            }
+        };
         let mut shown: Vec<&SkipCount> = skips.iter().collect();
         if skips.len() > SHOWN_HOSTS {
             shown.sort_by_key(|skips| std::cmp::Reverse(skips.last_ms));
         }
         let others = shown.split_off(SHOWN_HOSTS.min(shown.len()));
-        let mut each: Vec<String> =
-            shown.iter().map(|skips| format!("{} {}{}", holders::clean(&skips.host, 40), skips.count, reason(skips))).collect();
+        let mut each: Vec<String> = shown
+            .iter()
+            .map(|skips| {
+                format!(
+                    "{} {}{}",
+                    holders::clean(&skips.host, 40),
+                    skips.count,
+                    reason(skips)
+                )
+            })
+            .collect();
         if !others.is_empty() {
-            each.push(format!("{} other hosts {}", others.len(), others.iter().map(|skips| skips.count).sum::<u64>()));
+            each.push(format!(
+                "{} other hosts {}",
+                others.len(),
+                others.iter().map(|skips| skips.count).sum::<u64>()
+            ));
         }
-        let last = latest.last_ms.map(|last| format!("{} ", now.local(last))).unwrap_or_default();
-        let (host, reason) = (holders::clean(&latest.host, 40), holders::clean(&latest.reason, 80));
-        notes.push(format!("skipped{since}: {}; last {last}{host}, {reason}", each.join(", ")));
+        let last = latest
+            .last_ms
+            .map(|last| format!("{} ", now.local(last)))
+            .unwrap_or_default();
+        let (host, reason) = (
+            holders::clean(&latest.host, 40),
+            holders::clean(&latest.reason, 80),
+        );
+        notes.push(format!(
+            "skipped{since}: {}; last {last}{host}, {reason}",
+            each.join(", ")
+        ));
     }
     for note in notes {
         let _ = writeln!(text, "{}", wrapped(&note, 2, style));
@@ -203,23 +278,48 @@ pub fn view(runs: &[RunOf], last: usize, record: &RunRecord, skips: &[SkipCount]
 fn record_notes(record: &RunRecord, now: &Now) -> Vec<String> {
     let mut notes = Vec::new();
     let whose = |metadata: &Option<Metadata>, fence: Fence| {
-        let who = holders::user_at_host(metadata.as_ref()).unwrap_or_else(|| "another process".into());
+        let who =
+            holders::user_at_host(metadata.as_ref()).unwrap_or_else(|| "another process".into());
         format!("{who}, fence {}", holders::fence(fence, std::iter::empty()))
     };
     let window_of = |ms: u64| lock::length(std::time::Duration::from_millis(ms));
     if let Some(cooldown) = &record.cooldown {
-        let kept = [(cooldown.at_least_ms, "kept from all hosts", "at least"), (cooldown.guard_ms, "kept from other hosts", "skew guard")];
-        for (ms, what, option) in kept.into_iter().filter(|(ms, ..)| cooldown.within(*ms, now.unix_ms()).is_some()) {
+        let kept = [
+            (cooldown.at_least_ms, "kept from all hosts", "at least"),
+            (cooldown.guard_ms, "kept from other hosts", "skew guard"),
+        ];
+        for (ms, what, option) in kept
+            .into_iter()
+            .filter(|(ms, ..)| cooldown.within(*ms, now.unix_ms()).is_some())
+        {
             let until = now.local(cooldown.at_ms.saturating_add(ms));
-            notes.push(format!("{what} until {until}: {option} {} ({})", window_of(ms), whose(&cooldown.metadata, cooldown.fence)));
+            notes.push(format!(
+                "{what} until {until}: {option} {} ({})",
+                window_of(ms),
+                whose(&cooldown.metadata, cooldown.fence)
+            ));
         }
     }
     // A cancelled run denies no other run.
-    if let Some(start) = record.start.as_ref().filter(|start| start.state != RunState::Cancelled) {
+    if let Some(start) = record
+        .start
+        .as_ref()
+        .filter(|start| start.state != RunState::Cancelled)
+    {
         let state = state(start.state);
-        let tries = if start.tries > 1 { format!(", try {}", start.tries) } else { String::new() };
-        let (at, whose, window) = (now.local(start.at_ms), whose(&start.metadata, start.fence), window_of(start.window_ms));
-        notes.push(format!("once in {window}: begun {at} ({whose}): {state}{tries}"));
+        let tries = if start.tries > 1 {
+            format!(", try {}", start.tries)
+        } else {
+            String::new()
+        };
+        let (at, whose, window) = (
+            now.local(start.at_ms),
+            whose(&start.metadata, start.fence),
+            window_of(start.window_ms),
+        );
+        notes.push(format!(
+            "once in {window}: begun {at} ({whose}): {state}{tries}"
+        ));
     }
     notes
 }
@@ -235,19 +335,27 @@ pub(super) fn state(state: RunState) -> &'static str {
 }
 
 fn cells(run: &RunOf, others: impl Iterator<Item = Fence>, now: &Now) -> [String; 6] {
-    let waited = run.metadata.as_ref().and_then(|metadata| metadata.waited_ms);
+    let waited = run
+        .metadata
+        .as_ref()
+        .and_then(|metadata| metadata.waited_ms);
     [
         run.started(now),
         run.host(),
         length(waited),
         run.ran(now),
-        run.fence.map(|fence| holders::fence(fence, others)).unwrap_or_default(),
+        run.fence
+            .map(|fence| holders::fence(fence, others))
+            .unwrap_or_default(),
         run.outcome_and_anyway(),
     ]
 }
 
 fn length(ms: Option<u64>) -> String {
-    ms.map_or_else(|| "?".into(), |ms| age(std::time::Duration::from_millis(ms)))
+    ms.map_or_else(
+        || "?".into(),
+        |ms| age(std::time::Duration::from_millis(ms)),
+    )
 }
 
 #[cfg(test)]
@@ -263,11 +371,22 @@ mod tests {
         Now::at(NOW.parse().unwrap(), TimeZone::fixed(offset(1)))
     }
 
-    fn run(host: &str, ago: u64, ran: u64, end: Option<End>, why: Option<&str>, fence: u64) -> RunOf {
+    fn run(
+        host: &str,
+        ago: u64,
+        ran: u64,
+        end: Option<End>,
+        why: Option<&str>,
+        fence: u64,
+    ) -> RunOf {
         let started = now().unix_ms() - ago * 1000;
         RunOf {
             fence: Some(Fence(fence)),
-            metadata: Some(Metadata { host: Some(host.into()), waited_ms: Some(12_000), ..Metadata::default() }),
+            metadata: Some(Metadata {
+                host: Some(host.into()),
+                waited_ms: Some(12_000),
+                ..Metadata::default()
+            }),
             started_ms: Some(started),
             ended_ms: end.is_some().then_some(started + ran * 1000),
             end,
@@ -278,7 +397,10 @@ mod tests {
     #[test]
     fn ends_are_shown_in_plain_words() {
         let shown = |end, why| run("web1", 9, 1, Some(end), why, 7).outcome_and_anyway();
-        assert_eq!(shown(End::Exited(124), Some("max runtime 1s")), "TIMED OUT after 1s");
+        assert_eq!(
+            shown(End::Exited(124), Some("max runtime 1s")),
+            "TIMED OUT after 1s"
+        );
         assert_eq!(shown(End::Signalled(15), None), "TERM");
         let mut anyway = run("web1", 9, 1, Some(End::Exited(0)), None, 7);
         anyway.metadata.as_mut().unwrap().anyway = Some("rerun".into());
@@ -290,8 +412,22 @@ mod tests {
             run("web3", 3840, 0, None, None, 1042),
             run("web1", 86_641, 362, Some(End::Exited(0)), None, 1041),
             run("web2", 173_040, 358, Some(End::Exited(1)), None, 1040),
-            run("web3", 259_440, 1180, Some(End::Lost), Some("no renewal for 36s"), 1039),
-            run("web1", 345_840, 731, Some(End::Broken), Some("by ana@ops1: \"NFS\""), 1038),
+            run(
+                "web3",
+                259_440,
+                1180,
+                Some(End::Lost),
+                Some("no renewal for 36s"),
+                1039,
+            ),
+            run(
+                "web1",
+                345_840,
+                731,
+                Some(End::Broken),
+                Some("by ana@ops1: \"NFS\""),
+                1038,
+            ),
         ]
     }
 
@@ -304,36 +440,94 @@ mod tests {
             last_ms: Some(now().unix_ms() - ago * 1000),
             reason: "busy".into(),
         };
-        let text =
-            view(&some(), 20, &RunRecord::default(), &[skips("web2", 4, 86_000), skips("web5", 5, 3839)], &now(), TableStyle::default());
+        let text = view(
+            &some(),
+            20,
+            &RunRecord::default(),
+            &[skips("web2", 4, 86_000), skips("web5", 5, 3839)],
+            &now(),
+            TableStyle::default(),
+        );
         let expected = "\
 STARTED          HOST  WAITED  RAN      FENCE  END
 Fri 20 02:00:01  web3  12s     1h 4m     1042  running
 Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
 ";
         assert_eq!(text.lines().count(), 7, "{text}");
-        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
         for line in expected.lines() {
-            let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-            assert!(text.lines().any(|shown| words(shown) == words(line)), "{line}\n{text}");
+            let words = |line: &str| {
+                line.split_whitespace()
+                    .map(str::to_owned)
+                    .collect::<Vec<_>>()
+            };
+            assert!(
+                text.lines().any(|shown| words(shown) == words(line)),
+                "{line}\n{text}"
+            );
         }
-        assert!(text.contains("LOST: no renewal for 36s") && text.contains("BROKEN by ana@ops1: \"NFS\""), "{text}");
-        assert!(text.ends_with("web2 4, web5 5; last Fri 20 02:00:02 web5, busy\n"), "{text}");
-        assert!(view(&some(), 2, &RunRecord::default(), &[], &now(), TableStyle::default()).ends_with("and 3 older; -n 5 shows all\n"));
+        assert!(
+            text.contains("LOST: no renewal for 36s")
+                && text.contains("BROKEN by ana@ops1: \"NFS\""),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("web2 4, web5 5; last Fri 20 02:00:02 web5, busy\n"),
+            "{text}"
+        );
+        assert!(
+            view(
+                &some(),
+                2,
+                &RunRecord::default(),
+                &[],
+                &now(),
+                TableStyle::default()
+            )
+            .ends_with("and 3 older; -n 5 shows all\n")
+        );
     }
 
     #[test]
     fn unknown_values_are_question_marks() {
-        let strange = RunOf { started_ms: None, ended_ms: None, metadata: None, ..run("", 1, 1, Some(End::Expired), None, 7) };
-        let text = view(&[strange], 20, &RunRecord::default(), &[], &now(), TableStyle::default());
+        let strange = RunOf {
+            started_ms: None,
+            ended_ms: None,
+            metadata: None,
+            ..run("", 1, 1, Some(End::Expired), None, 7)
+        };
+        let text = view(
+            &[strange],
+            20,
+            &RunRecord::default(),
+            &[],
+            &now(),
+            TableStyle::default(),
+        );
         let line: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(line, ["?", "?", "?", "?", "7", "EXPIRED"]);
-        assert_eq!(view(&[], 20, &RunRecord::default(), &[], &now(), TableStyle::default()), "no runs are remembered\n");
+        assert_eq!(
+            view(
+                &[],
+                20,
+                &RunRecord::default(),
+                &[],
+                &now(),
+                TableStyle::default()
+            ),
+            "no runs are remembered\n"
+        );
     }
 
     #[test]
     fn run_records_are_shown() {
-        let web1 = Some(Metadata { host: Some("web1".into()), ..Metadata::default() });
+        let web1 = Some(Metadata {
+            host: Some("web1".into()),
+            ..Metadata::default()
+        });
         let at_ms = now().unix_ms() - 1000;
         let mut record = RunRecord {
             cooldown: Some(Cooldown {
@@ -358,11 +552,31 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
         };
         let shown = |record: &RunRecord| view(&[], 20, record, &[], &now(), TableStyle::default());
         let text = shown(&record);
-        assert!(text.contains("kept from all hosts until ") && text.contains(": at least 30s (web1, fence 7)\n"), "{text}");
-        assert!(text.contains("kept from other hosts until ") && text.contains(": skew guard 5s (web1, fence 7)\n"), "{text}");
-        assert!(text.contains("once in 30m: begun ") && text.ends_with(" (another process, fence 3): failed, try 2\n"), "{text}");
-        for (at_ms, why) in [(0, "an ended cooldown"), (at_ms + 3_600_000, "a cooldown in the future, which denies nothing")] {
-            record.cooldown = record.cooldown.map(|cooldown| Cooldown { at_ms, ..cooldown });
+        assert!(
+            text.contains("kept from all hosts until ")
+                && text.contains(": at least 30s (web1, fence 7)\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("kept from other hosts until ")
+                && text.contains(": skew guard 5s (web1, fence 7)\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("once in 30m: begun ")
+                && text.ends_with(" (another process, fence 3): failed, try 2\n"),
+            "{text}"
+        );
+        for (at_ms, why) in [
+            (0, "an ended cooldown"),
+            (
+                at_ms + 3_600_000,
+                "a cooldown in the future, which denies nothing",
+            ),
+        ] {
+            record.cooldown = record
+                .cooldown
+                .map(|cooldown| Cooldown { at_ms, ..cooldown });
             assert!(!shown(&record).contains("kept"), "{why}");
         }
     }
@@ -370,9 +584,29 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
     #[test]
     fn of_many_hosts_the_last_ones_are_named() {
         let skips: Vec<_> = (0..20)
-            .map(|n| SkipCount { host: format!("pod-{n:02}"), count: 2, since_ms: None, last_ms: Some(1000 + n), reason: "busy".into() })
+            .map(|n| SkipCount {
+                host: format!("pod-{n:02}"),
+                count: 2,
+                since_ms: None,
+                last_ms: Some(1000 + n),
+                reason: "busy".into(),
+            })
             .collect();
-        let text = view(&[], 20, &RunRecord::default(), &skips, &now(), TableStyle { width: Some(400), color: false });
-        assert!(text.contains("skipped: pod-19 2, pod-18 2, ") && text.contains(", pod-12 2, 12 other hosts 24; last "), "{text}");
+        let text = view(
+            &[],
+            20,
+            &RunRecord::default(),
+            &skips,
+            &now(),
+            TableStyle {
+                width: Some(400),
+                color: false,
+            },
+        );
+        assert!(
+            text.contains("skipped: pod-19 2, pod-18 2, ")
+                && text.contains(", pod-12 2, 12 other hosts 24; last "),
+            "{text}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Text about holders and waiters. All of it comes from other users, so all of it is escaped and cut.
+//! Text about holders and waiters. All of it comes from other users, so all of it is escaped and
+//! cut.
 
 use super::age;
 pub use super::columns::cut;
@@ -17,9 +18,19 @@ const MAX_NOTE: usize = 120;
 pub fn loss(loss: &Loss) -> String {
     match loss {
         Loss::NotOwner => "the store has another holder, or none".into(),
-        Loss::Unconfirmed { since, last: None } => format!("no renewal for {}: was dlock stopped?", age(*since)),
-        Loss::Unconfirmed { since, last: Some(Error { backend, message, .. }) } => {
-            let backend = backend.as_ref().map(|backend| format!("{backend}: ")).unwrap_or_default();
+        Loss::Unconfirmed { since, last: None } => {
+            format!("no renewal for {}: was dlock stopped?", age(*since))
+        }
+        Loss::Unconfirmed {
+            since,
+            last: Some(Error {
+                backend, message, ..
+            }),
+        } => {
+            let backend = backend
+                .as_ref()
+                .map(|backend| format!("{backend}: "))
+                .unwrap_or_default();
             format!("no renewal for {}: {backend}{message}", age(*since))
         }
         Loss::Broken(by) => format!("it is being broken {}", mark(by)),
@@ -33,12 +44,19 @@ pub fn clean(text: &str, most: usize) -> String {
     cut(&printable(&start), most)
 }
 
-/// Returns the last digits of a fence, at least four and enough to distinguish it from `others`. `break --fence` takes them.
+/// Returns the last digits of a fence, at least four and enough to distinguish it from `others`.
+/// `break --fence` takes them.
 pub fn fence(fence: Fence, others: impl Iterator<Item = Fence>) -> String {
     let digits = fence.to_string();
-    let others: Vec<String> = others.filter(|other| *other != fence).map(|other| other.to_string()).collect();
+    let others: Vec<String> = others
+        .filter(|other| *other != fence)
+        .map(|other| other.to_string())
+        .collect();
     let ends = (4..digits.len().saturating_sub(1)).map(|many| &digits[digits.len() - many..]);
-    match ends.into_iter().find(|end| others.iter().all(|other| !other.ends_with(end))) {
+    match ends
+        .into_iter()
+        .find(|end| others.iter().all(|other| !other.ends_with(end)))
+    {
         Some(end) if digits.len() > 6 => format!("…{end}"),
         _ => digits,
     }
@@ -58,24 +76,40 @@ pub fn user_at_host(metadata: Option<&Metadata>) -> Option<String> {
 
 /// Returns the holder's name, for use in a sentence.
 pub fn holder(holder: &Holder) -> String {
-    user_at_host(holder.metadata.as_ref())
-        .unwrap_or_else(|| if holder.foreign { "a client that is not dlock" } else { "another process" }.into())
+    user_at_host(holder.metadata.as_ref()).unwrap_or_else(|| {
+        if holder.foreign {
+            "a client that is not dlock"
+        } else {
+            "another process"
+        }
+        .into()
+    })
 }
 
 /// Returns the name of the command.
 pub fn command(metadata: Option<&Metadata>) -> Option<String> {
-    metadata?.command.as_deref().map(|command| clean(command, MAX_NAME))
+    metadata?
+        .command
+        .as_deref()
+        .map(|command| clean(command, MAX_NAME))
 }
 
 /// Returns the note in quotes.
 pub fn note(metadata: Option<&Metadata>) -> Option<String> {
-    metadata?.description.as_deref().map(|note| format!("\"{}\"", clean(note, MAX_NOTE)))
+    metadata?
+        .description
+        .as_deref()
+        .map(|note| format!("\"{}\"", clean(note, MAX_NOTE)))
 }
 
 /// Returns the holder, how long it has held the lock, and its note: `ana@ops1, 4m 12s, "v2.3"`.
 pub fn described(one: &Holder) -> String {
     let held = one.held_for.map(super::age);
-    [Some(holder(one)), held, note(one.metadata.as_ref())].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    [Some(holder(one)), held, note(one.metadata.as_ref())]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Returns the operator that is breaking a hold, and the reason: `by ana@ops1: "NFS"`.
@@ -113,21 +147,41 @@ mod tests {
             ..Metadata::default()
         };
         let who = user_at_host(Some(&metadata)).unwrap();
-        assert!(who.starts_with("an\\u{1b}[2Ja\\r\\u{202e}@hhh") && who.chars().count() < 100, "{who}");
-        assert!(note(Some(&metadata)).is_some_and(|note| note.chars().count() <= MAX_NOTE + 2 && !note.contains('\n')));
+        assert!(
+            who.starts_with("an\\u{1b}[2Ja\\r\\u{202e}@hhh") && who.chars().count() < 100,
+            "{who}"
+        );
+        assert!(
+            note(Some(&metadata))
+                .is_some_and(|note| note.chars().count() <= MAX_NOTE + 2 && !note.contains('\n'))
+        );
     }
 
     #[test]
     fn fences_are_shortened_but_stay_distinct() {
-        let among = |others: &[u64]| fence(Fence(1_795_364_671_046_172), others.iter().copied().map(Fence));
-        assert_eq!((among(&[]), among(&[1_795_364_671_146_172])), ("…6172".into(), "…046172".into()));
+        let among = |others: &[u64]| {
+            fence(
+                Fence(1_795_364_671_046_172),
+                others.iter().copied().map(Fence),
+            )
+        };
+        assert_eq!(
+            (among(&[]), among(&[1_795_364_671_146_172])),
+            ("…6172".into(), "…046172".into())
+        );
         assert_eq!(among(&[5_671_046_172]), "…4671046172");
         assert_eq!(fence(Fence(812), [Fence(9812)].into_iter()), "812");
     }
 
     #[test]
     fn keys_can_be_pasted_into_a_shell() {
-        for (key, word) in [("demo", "demo"), ("a b", "'a b'"), ("it's", r"'it'\''s'"), ("-x", "-- '-x'"), ("$(reboot)", "'$(reboot)'")] {
+        for (key, word) in [
+            ("demo", "demo"),
+            ("a b", "'a b'"),
+            ("it's", r"'it'\''s'"),
+            ("-x", "-- '-x'"),
+            ("$(reboot)", "'$(reboot)'"),
+        ] {
             assert_eq!(shell(&Key::new(key).unwrap()), word);
         }
     }

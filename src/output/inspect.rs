@@ -11,18 +11,33 @@ const WAITERS: usize = 10;
 const HOLDERS: usize = 10;
 
 /// Returns the text about one lock, in at most 80 columns unless its names are longer.
-pub fn view(lock: &LockView, name: Option<&str>, backend: &str, now: &Now, style: TableStyle) -> String {
+pub fn view(
+    lock: &LockView,
+    name: Option<&str>,
+    backend: &str,
+    now: &Now,
+    style: TableStyle,
+) -> String {
     let state = &lock.state;
     let key = holders::clean(state.key.as_str(), 255);
-    let store = name.map_or_else(|| backend.to_owned(), |name| format!("{} ({backend})", holders::clean(name, 60)));
+    let store = name.map_or_else(
+        || backend.to_owned(),
+        |name| format!("{} ({backend})", holders::clean(name, 60)),
+    );
     let stored_as = holders::clean(&state.stored_as, 300);
     let mut lines = Vec::new();
     match state.holders.as_slice() {
         [] => {
             if let Some(denial) = &lock.denial {
-                let (free, why) = (format!("FREE, but {}", lock_view::until(denial, now)), lock_view::why(denial, now));
+                let (free, why) = (
+                    format!("FREE, but {}", lock_view::until(denial, now)),
+                    lock_view::why(denial, now),
+                );
                 let painted = style.paint("33", &free);
-                if style.width.is_none_or(|most| width(&format!("{key}   {free}: {why}")) <= most) {
+                if style
+                    .width
+                    .is_none_or(|most| width(&format!("{key}   {free}: {why}")) <= most)
+                {
                     lines.push(format!("{key}   {painted}: {why}"));
                 } else {
                     lines.extend([format!("{key}   {painted}"), row("why", &why)]);
@@ -34,11 +49,21 @@ pub fn view(lock: &LockView, name: Option<&str>, backend: &str, now: &Now, style
             if let Some(start) = &lock.start {
                 lines.push(row("once", &once(start, now)));
             }
-            let fence = state.last_fence.map_or_else(|| "none yet".into(), |fence| format!("{fence} was the last"));
-            lines.push(row("fence", &format!("{fence:<10}  stored as  {stored_as}")));
+            let fence = state.last_fence.map_or_else(
+                || "none yet".into(),
+                |fence| format!("{fence} was the last"),
+            );
+            lines.push(row(
+                "fence",
+                &format!("{fence:<10}  stored as  {stored_as}"),
+            ));
         }
         holders => {
-            lines.push(format!("{key}   {}   {}   {store}", style.paint("1;33", "HELD"), kind(holders)));
+            lines.push(format!(
+                "{key}   {}   {}   {store}",
+                style.paint("1;33", "HELD"),
+                kind(holders)
+            ));
             for (index, holder) in holders.iter().take(HOLDERS).enumerate() {
                 held(holder, (index == 0).then_some(&stored_as), now, &mut lines);
             }
@@ -49,34 +74,65 @@ pub fn view(lock: &LockView, name: Option<&str>, backend: &str, now: &Now, style
     }
     for (index, waiter) in state.waiters.iter().take(WAITERS).enumerate() {
         let title = if index == 0 { "waiting" } else { "" };
-        let who = holders::user_at_host(waiter.metadata.as_ref()).unwrap_or_else(|| "another process".into());
-        let long = waiter.waiting_for.map(|long| format!(", {}", age(long))).unwrap_or_default();
+        let who = holders::user_at_host(waiter.metadata.as_ref())
+            .unwrap_or_else(|| "another process".into());
+        let long = waiter
+            .waiting_for
+            .map(|long| format!(", {}", age(long)))
+            .unwrap_or_default();
         // Without an order, a position would be a false promise: a newcomer may be granted first.
-        let position = if waiter.in_order { format!("{}. ", index + 1) } else { String::new() };
+        let position = if waiter.in_order {
+            format!("{}. ", index + 1)
+        } else {
+            String::new()
+        };
         lines.push(row(title, &format!("{position}{who}{long}")));
     }
     if state.waiters.len() > WAITERS {
-        lines.push(row("", &format!("and {} more", state.waiters.len() - WAITERS)));
+        lines.push(row(
+            "",
+            &format!("and {} more", state.waiters.len() - WAITERS),
+        ));
     }
     for (index, node) in state.nodes.iter().enumerate() {
         lines.push(row(if index == 0 { "nodes" } else { "" }, &on_node(node)));
     }
-    lines.iter().flat_map(|line| [line.trim_end(), "\n"]).collect()
+    lines
+        .iter()
+        .flat_map(|line| [line.trim_end(), "\n"])
+        .collect()
 }
 
 /// Returns the text about the last run of `--once` or `--once-per`.
 fn once(start: &LastRun, now: &Now) -> String {
-    let who = holders::user_at_host(start.metadata.as_ref()).map(|who| format!(" {who}")).unwrap_or_default();
+    let who = holders::user_at_host(start.metadata.as_ref())
+        .map(|who| format!(" {who}"))
+        .unwrap_or_default();
     let until = now.moment(start.at_ms.saturating_add(start.window_ms));
-    format!("began {}{who}: {}; counts until {until}", now.moment(start.at_ms), history::state(start.state))
+    format!(
+        "began {}{who}: {}; counts until {until}",
+        now.moment(start.at_ms),
+        history::state(start.state)
+    )
 }
 
 /// Returns the mode of the lock and the number of holders.
 fn kind(holders: &[Holder]) -> String {
     match (holders.first().map(|holder| holder.mode), holders.len()) {
         (Some(Mode::Permits(_)), many) => {
-            // Holders may have asked for different numbers of permits: the store grants up to the largest.
-            let most = holders.iter().map(|holder| if let Mode::Permits(most) = holder.mode { most } else { 0 }).max().unwrap_or_default();
+            // Holders may have asked for different numbers of permits: the store grants up to the
+            // largest.
+            let most = holders
+                .iter()
+                .map(|holder| {
+                    if let Mode::Permits(most) = holder.mode {
+                        most
+                    } else {
+                        0
+                    }
+                })
+                .max()
+                .unwrap_or_default();
             format!("{many} of {most} permits")
         }
         (Some(Mode::Shared), 1) => "shared by 1 reader".into(),
@@ -94,10 +150,15 @@ fn on_node(node: &NodeView) -> String {
                 (false, Some(_)) => "held",
                 (false, None) => "held, unconfirmed",
             };
-            let left = node.expires_in.map(|left| format!(", expires in {}", age(left))).unwrap_or_default();
+            let left = node
+                .expires_in
+                .map(|left| format!(", expires in {}", age(left)))
+                .unwrap_or_default();
             format!("{whose}{left}")
         }
-        (None, why) => why.as_ref().map_or_else(|| "?".into(), |why| holders::clean(why, 60)),
+        (None, why) => why
+            .as_ref()
+            .map_or_else(|| "?".into(), |why| holders::clean(why, 60)),
     };
     format!("{:<22}  {what}", holders::clean(&node.node, 40))
 }
@@ -110,14 +171,26 @@ fn held(holder: &Holder, stored_as: Option<&String>, now: &Now, lines: &mut Vec<
     }
     if let Some(pid) = metadata.and_then(|m| m.pid) {
         let kept = holders::command(metadata).is_some();
-        parts.push(if holder.detached && !kept { format!("acquired by pid {pid}") } else { format!("dlock pid {pid}") });
+        parts.push(if holder.detached && !kept {
+            format!("acquired by pid {pid}")
+        } else {
+            format!("dlock pid {pid}")
+        });
     }
     if let Some(command) = holders::command(metadata) {
-        parts.push(if holder.detached { format!("kept for {command}") } else { format!("command {command}") });
+        parts.push(if holder.detached {
+            format!("kept for {command}")
+        } else {
+            format!("command {command}")
+        });
     }
     if holder.holds > 1 {
         let times = holder.holds - 1;
-        parts.push(if times == 1 { "entered once".into() } else { format!("entered {times} times") });
+        parts.push(if times == 1 {
+            "entered once".into()
+        } else {
+            format!("entered {times} times")
+        });
     }
     lines.push(row("holder", &parts.join("   ")));
     if let Some(note) = holders::note(metadata) {
@@ -127,40 +200,64 @@ fn held(holder: &Holder, stored_as: Option<&String>, now: &Now, lines: &mut Vec<
         lines.push(row("anyway", &format!("\"{}\"", holders::clean(why, 120))));
     }
     if let Some(long) = holder.held_for {
-        lines.push(row("since", &format!("{}, {} ago", now.local_before(long), age(long))));
+        lines.push(row(
+            "since",
+            &format!("{}, {} ago", now.local_before(long), age(long)),
+        ));
     }
     lines.push(row("lease", &lease(holder)));
     if let Some(mark) = &holder.broken {
         let seen = match (mark.seen, verdict(holder)) {
             (true, _) => "it is being stopped",
-            (false, Some(unkept)) if unkept.starts_with("acquired with") => "it ends with its lease",
+            (false, Some(unkept)) if unkept.starts_with("acquired with") => {
+                "it ends with its lease"
+            }
             (false, _) => "its dlock has not seen that yet",
         };
         lines.push(row("break", &format!("{}: {seen}", holders::mark(mark))));
     }
-    let fence = holder.fence.map_or_else(|| "none".into(), |fence| fence.to_string());
-    let stored_as = stored_as.map(|name| format!("  stored as  {name}")).unwrap_or_default();
+    let fence = holder
+        .fence
+        .map_or_else(|| "none".into(), |fence| fence.to_string());
+    let stored_as = stored_as
+        .map(|name| format!("  stored as  {name}"))
+        .unwrap_or_default();
     lines.push(row("fence", &format!("{fence:<10}{stored_as}")));
 }
 
 fn lease(holder: &Holder) -> String {
-    let renewed = holder.renewed_ago.map(|ago| format!("renewed {} ago", age(ago)));
-    let expires = holder.expires_in.map_or_else(|| "its end is not known".into(), |left| format!("expires in {}", age(left)));
-    let facts = [renewed, Some(expires)].into_iter().flatten().collect::<Vec<_>>().join(", ");
+    let renewed = holder
+        .renewed_ago
+        .map(|ago| format!("renewed {} ago", age(ago)));
+    let expires = holder.expires_in.map_or_else(
+        || "its end is not known".into(),
+        |left| format!("expires in {}", age(left)),
+    );
+    let facts = [renewed, Some(expires)]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(", ");
     match verdict(holder) {
         Some(verdict) => format!("{facts}: {verdict}"),
         None => facts,
     }
 }
 
-/// Whether a renewal of the holder is overdue. Holders with a process renew at every sixth of the lease.
+/// Whether a renewal of the holder is overdue. Holders with a process renew at every sixth of the
+/// lease.
 pub fn is_late(holder: &Holder) -> bool {
-    let by_itself = !holder.foreign && (!holder.detached || holders::command(holder.metadata.as_ref()).is_some());
-    let times = holder.renewed_ago.zip(holder.expires_in).filter(|_| by_itself);
+    let by_itself = !holder.foreign
+        && (!holder.detached || holders::command(holder.metadata.as_ref()).is_some());
+    let times = holder
+        .renewed_ago
+        .zip(holder.expires_in)
+        .filter(|_| by_itself);
     times.is_some_and(|(ago, left)| ago > (ago + left) / 3 + Duration::from_secs(1))
 }
 
-/// Returns what the lease tells about the holder's process. A holder renews at every sixth of its lease.
+/// Returns what the lease tells about the holder's process. A holder renews at every sixth of its
+/// lease.
 fn verdict(holder: &Holder) -> Option<String> {
     if holder.foreign {
         return None;
@@ -178,14 +275,23 @@ fn verdict(holder: &Holder) -> Option<String> {
         .unwrap_or_default();
     if left.is_zero() {
         // The lock is still held: the kernel keeps SQLite's lock file locked for a process.
-        return Some(format!("dlock{on_host} is stopped, and keeps the lock until it continues or is killed"));
+        return Some(format!(
+            "dlock{on_host} is stopped, and keeps the lock until it continues or is killed"
+        ));
     }
     let second = Duration::from_secs(1);
     // The holder has not renewed since it acquired, so whether it is alive is unknown.
-    if holder.held_for.is_some_and(|held| held > second && held.saturating_sub(ago) < second / 10) {
+    if holder
+        .held_for
+        .is_some_and(|held| held > second && held.saturating_sub(ago) < second / 10)
+    {
         return Some(format!("dlock{on_host} has not renewed it yet"));
     }
-    Some(if is_late(holder) { format!("dlock{on_host} is late") } else { format!("dlock{on_host} is alive") })
+    Some(if is_late(holder) {
+        format!("dlock{on_host} is late")
+    } else {
+        format!("dlock{on_host} is alive")
+    })
 }
 
 fn row(title: &str, text: &str) -> String {
@@ -228,15 +334,28 @@ mod tests {
                 holds: 1,
                 broken: None,
             }],
-            waiters: vec![Waiter { metadata: Some(metadata("deploy", "web1")), waiting_for: secs(120), in_order: true }],
+            waiters: vec![Waiter {
+                metadata: Some(metadata("deploy", "web1")),
+                waiting_for: secs(120),
+                in_order: true,
+            }],
             last_fence: Some(Fence(1042)),
             nodes: vec![],
         }
     }
 
     fn shown(state: &LockState) -> String {
-        let now = Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::fixed(offset(1)));
-        view(&LockView::from(state.clone()), Some("prod"), "rediss://r1:6379", &now, TableStyle::default())
+        let now = Now::at(
+            "2026-11-20T02:04:01Z".parse().unwrap(),
+            TimeZone::fixed(offset(1)),
+        );
+        view(
+            &LockView::from(state.clone()),
+            Some("prod"),
+            "rediss://r1:6379",
+            &now,
+            TableStyle::default(),
+        )
     }
 
     #[test]
@@ -254,59 +373,143 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
 
     #[test]
     fn shared_holders_are_counted_and_listed() {
-        let mut lock = LockState { waiters: vec![], ..state() };
-        let permit = |number: u32, of| Holder { mode: Mode::Permits(of), permit: Some(number), ..lock.holders[0].clone() };
+        let mut lock = LockState {
+            waiters: vec![],
+            ..state()
+        };
+        let permit = |number: u32, of| Holder {
+            mode: Mode::Permits(of),
+            permit: Some(number),
+            ..lock.holders[0].clone()
+        };
         lock.holders = vec![permit(0, 3), permit(2, 4)];
         let text = shown(&lock);
-        assert!(text.starts_with("nightly   HELD   2 of 4 permits   prod"), "{text}");
-        assert!(text.contains("holder   app@web3   permit 2   dlock pid 48121"), "{text}");
+        assert!(
+            text.starts_with("nightly   HELD   2 of 4 permits   prod"),
+            "{text}"
+        );
+        assert!(
+            text.contains("holder   app@web3   permit 2   dlock pid 48121"),
+            "{text}"
+        );
         assert_eq!(text.matches("stored as").count(), 1, "{text}");
-        lock.holders = vec![Holder { mode: Mode::Shared, permit: None, ..lock.holders[0].clone() }; 12];
+        lock.holders = vec![
+            Holder {
+                mode: Mode::Shared,
+                permit: None,
+                ..lock.holders[0].clone()
+            };
+            12
+        ];
         let text = shown(&lock);
-        assert!(text.starts_with("nightly   HELD   shared by 12 readers   prod") && text.ends_with("           and 2 more\n"), "{text}");
+        assert!(
+            text.starts_with("nightly   HELD   shared by 12 readers   prod")
+                && text.ends_with("           and 2 more\n"),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_free_lock_remembers_its_fence() {
-        let free = LockState { holders: vec![], waiters: vec![], ..state() };
-        assert_eq!(shown(&free), "nightly   FREE   prod (rediss://r1:6379)\n  fence    1042 was the last  stored as  dlock:nightly\n");
+        let free = LockState {
+            holders: vec![],
+            waiters: vec![],
+            ..state()
+        };
+        assert_eq!(
+            shown(&free),
+            "nightly   FREE   prod (rediss://r1:6379)\n  fence    1042 was the last  stored as  dlock:nightly\n"
+        );
     }
 
     #[test]
     fn a_denied_free_lock_shows_the_end_of_the_denial() {
-        let now = Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::fixed(offset(1)));
+        let now = Now::at(
+            "2026-11-20T02:04:01Z".parse().unwrap(),
+            TimeZone::fixed(offset(1)),
+        );
         let denial = |rule| Denial {
             rule,
             fence: None,
             began: secs(600),
-            metadata: Some(Metadata { user: Some("root".into()), host: Some("web1".into()), ..Metadata::default() }),
+            metadata: Some(Metadata {
+                user: Some("root".into()),
+                host: Some("web1".into()),
+                ..Metadata::default()
+            }),
             again_in: secs(3000),
         };
-        let free =
-            |rule| LockView { denial: Some(denial(rule)), ..LockView::from(LockState { holders: vec![], waiters: vec![], ..state() }) };
-        let text = |rule| view(&free(rule), None, "local", &now, TableStyle::default()).lines().next().unwrap().to_owned();
+        let free = |rule| LockView {
+            denial: Some(denial(rule)),
+            ..LockView::from(LockState {
+                holders: vec![],
+                waiters: vec![],
+                ..state()
+            })
+        };
+        let text = |rule| {
+            view(&free(rule), None, "local", &now, TableStyle::default())
+                .lines()
+                .next()
+                .unwrap()
+                .to_owned()
+        };
         let hour = Duration::from_secs(3600);
-        assert_eq!(text(Rule::AtLeast(hour)), "nightly   FREE, but not before 03:54:01: at least 1h, began 02:54:01 root@web1");
-        let narrow = TableStyle { width: Some(50), color: false };
+        assert_eq!(
+            text(Rule::AtLeast(hour)),
+            "nightly   FREE, but not before 03:54:01: at least 1h, began 02:54:01 root@web1"
+        );
+        let narrow = TableStyle {
+            width: Some(50),
+            color: false,
+        };
         let narrow = view(&free(Rule::AtLeast(hour)), None, "local", &now, narrow);
         assert!(
             narrow.starts_with("nightly   FREE, but not before 03:54:01\n  why      at least 1h, began 02:54:01 root@web1\n"),
             "{narrow}"
         );
-        assert!(text(Rule::SkewGuard(hour)).starts_with("nightly   FREE, but for other hosts not before 03:54:01: skew guard 1h"));
+        assert!(
+            text(Rule::SkewGuard(hour)).starts_with(
+                "nightly   FREE, but for other hosts not before 03:54:01: skew guard 1h"
+            )
+        );
     }
 
     #[test]
     fn unknown_values_are_not_shown() {
         let mut lock = state();
         let holder = &mut lock.holders[0];
-        *holder =
-            Holder { metadata: None, fence: None, foreign: true, held_for: None, renewed_ago: None, expires_in: None, ..holder.clone() };
-        lock.waiters = vec![Waiter { metadata: None, waiting_for: None, in_order: false }; 12];
+        *holder = Holder {
+            metadata: None,
+            fence: None,
+            foreign: true,
+            held_for: None,
+            renewed_ago: None,
+            expires_in: None,
+            ..holder.clone()
+        };
+        lock.waiters = vec![
+            Waiter {
+                metadata: None,
+                waiting_for: None,
+                in_order: false
+            };
+            12
+        ];
         let text = shown(&lock);
-        assert!(text.contains("holder   a client that is not dlock\n"), "{text}");
-        assert!(text.contains("lease    its end is not known\n") && !text.contains("since"), "{text}");
-        assert!(text.ends_with("           another process\n           and 2 more\n") && !text.contains("1. "), "{text}");
+        assert!(
+            text.contains("holder   a client that is not dlock\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("lease    its end is not known\n") && !text.contains("since"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("           another process\n           and 2 more\n")
+                && !text.contains("1. "),
+            "{text}"
+        );
     }
 
     #[test]
@@ -326,7 +529,11 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
             node("r4:6379", Some(false), None),
             node("r5:6379", None, None),
         ];
-        let text = shown(&LockState { waiters: vec![], nodes, ..state() });
+        let text = shown(&LockState {
+            waiters: vec![],
+            nodes,
+            ..state()
+        });
         let expected = "  nodes    r1:6379                 held, expires in 57s
            r2:6379                 held by another, expires in 57s
            r3:6379                 held, unconfirmed, expires in 57s
@@ -342,7 +549,10 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
         lock.holders[0].renewed_ago = Some(Duration::from_secs(90));
         lock.holders[0].expires_in = Some(Duration::ZERO);
         let shown = shown(&lock);
-        assert!(shown.contains("expires in 0s: dlock on web3 is stopped, and keeps the lock until"), "{shown}");
+        assert!(
+            shown.contains("expires in 0s: dlock on web3 is stopped, and keeps the lock until"),
+            "{shown}"
+        );
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! The output of `--json`: exactly one object on one line, on failure too. This is the schema `dlock/1`.
+//! The output of `--json`: exactly one object on one line, on failure too. This is the schema
+//! `dlock/1`.
 //!
-//! Every object has `schema`, `result` and `status` (the exit status). Times are RFC 3339 in UTC, durations are whole
-//! milliseconds (`…_ms`), and unknown values are `null`. Fields may be added to this schema; no field is removed or
-//! changes its meaning.
+//! Every object has `schema`, `result` and `status` (the exit status). Times are RFC 3339 in UTC,
+//! durations are whole milliseconds (`…_ms`), and unknown values are `null`. Fields may be added to
+//! this schema; no field is removed or changes its meaning.
 //!
 //! | result | status | other fields |
 //! |---|---|---|
@@ -33,16 +34,22 @@
 //!
 //! Parts of these objects:
 //! - a lock: `key stored_as held refused_until refused last_fence holders waiters nodes`;
-//! - `refused`, if an earlier run denies a free lock: `reason host user pid fence began state again_in_ms`;
-//! - a node, if several nodes decide on a lock: `node held others fence expires_in_ms error`; `others`: another owner holds it there;
-//! - a holder: `mode permit permits host user pid boot_id pid_ns command description anyway fence foreign detached since held_for_ms
-//!   renewed_ago_ms expires_in_ms holds broken`; `broken`, if an operator is breaking it: `by reason seen`;
-//! - a run: `key fence host user pid command description anyway started ended waited_ms ran_ms end bad reason`; `end` is `running`, `ok`,
-//!   `exit N`, `signal N`, `not started`, `released`, `expired`, `lost`, `broken` or `forgotten`;
-//! - the skips of a host: `host count since last reason`; a waiter: `host user pid command description waiting_for_ms in_order`;
-//! - an error: `kind message hint operation key backend effect causes`; `effect` says whether the failed step changed the store:
-//!   `not_applied`, `applied` or `unknown`;
-//! - `command`: `status` or `signal`; `released`: `yes`, `nested` (an outer run keeps the lock), `not_held` or `unknown`.
+//! - `refused`, if an earlier run denies a free lock: `reason host user pid fence began state
+//!   again_in_ms`;
+//! - a node, if several nodes decide on a lock: `node held others fence expires_in_ms error`;
+//!   `others`: another owner holds it there;
+//! - a holder: `mode permit permits host user pid boot_id pid_ns command description anyway fence
+//!   foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if an
+//!   operator is breaking it: `by reason seen`;
+//! - a run: `key fence host user pid command description anyway started ended waited_ms ran_ms end
+//!   bad reason`; `end` is `running`, `ok`, `exit N`, `signal N`, `not started`, `released`,
+//!   `expired`, `lost`, `broken` or `forgotten`;
+//! - the skips of a host: `host count since last reason`; a waiter: `host user pid command
+//!   description waiting_for_ms in_order`;
+//! - an error: `kind message hint operation key backend effect causes`; `effect` says whether the
+//!   failed step changed the store: `not_applied`, `applied` or `unknown`;
+//! - `command`: `status` or `signal`; `released`: `yes`, `nested` (an outer run keeps the lock),
+//!   `not_held` or `unknown`.
 //!
 //! `run` prints its object as the last line of stderr, because stdout belongs to the command.
 
@@ -58,8 +65,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 pub use self::parts::{
-    BreakReport, CooldownReport, DeniedReport, ErrorReport, HistoryEntryReport, HolderReport, LastRunReport, LockReport, SkipCountReport,
-    mode,
+    BreakReport, CooldownReport, DeniedReport, ErrorReport, HistoryEntryReport, HolderReport,
+    LastRunReport, LockReport, SkipCountReport, mode,
 };
 pub use self::{
     explained::ExplainedReport,
@@ -79,7 +86,8 @@ pub const SCHEMA: &str = "dlock/1";
 /// Returns `report` as one line.
 pub fn line(report: &impl Serialize) -> String {
     // Plain structs with text keys can't fail to serialize.
-    let mut text = serde_json::to_string(report).unwrap_or_else(|_| format!("{{\"schema\":\"{SCHEMA}\",\"result\":\"error\"}}"));
+    let mut text = serde_json::to_string(report)
+        .unwrap_or_else(|_| format!("{{\"schema\":\"{SCHEMA}\",\"result\":\"error\"}}"));
     text.push('\n');
     text
 }
@@ -93,7 +101,11 @@ pub(super) struct ReportHead {
 }
 
 pub(super) const fn head(result: &'static str, status: u8) -> ReportHead {
-    ReportHead { schema: SCHEMA, result, status }
+    ReportHead {
+        schema: SCHEMA,
+        result,
+        status,
+    }
 }
 
 /// Declares a report: the head, then the fields in the order they are printed.
@@ -209,7 +221,11 @@ impl<'a> Acquired<'a> {
     /// Reports new leases, at least one.
     pub fn new(leases: &[&'a Lease], backend: String) -> Self {
         let first = leases[0];
-        let key = |lease: &&'a Lease| AcquiredKey { key: lease.key.as_str(), token: lease.token.reveal(), fence: lease.fence.0 };
+        let key = |lease: &&'a Lease| AcquiredKey {
+            key: lease.key.as_str(),
+            token: lease.token.reveal(),
+            fence: lease.fence.0,
+        };
         Self {
             head: head("ok", exit::OK),
             key: first.key.as_str(),
@@ -226,21 +242,37 @@ impl<'a> Acquired<'a> {
 impl<'a> Renewed<'a> {
     /// Reports an extended lease that ends in `left`.
     pub fn new(key: &'a Key, backend: &'a str, left: Duration, fence: Option<Fence>) -> Self {
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, fence: fence.map(|fence| fence.0), ttl_ms: millis(left) }
+        Self {
+            head: head("ok", exit::OK),
+            key: key.as_str(),
+            backend,
+            fence: fence.map(|fence| fence.0),
+            ttl_ms: millis(left),
+        }
     }
 }
 
 impl<'a> Verified<'a> {
     /// Reports a hold whose lease ends in `left`.
     pub fn new(key: &'a Key, backend: &'a str, left: Option<Duration>) -> Self {
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, expires_in_ms: left.map(millis) }
+        Self {
+            head: head("ok", exit::OK),
+            key: key.as_str(),
+            backend,
+            expires_in_ms: left.map(millis),
+        }
     }
 }
 
 impl<'a> Released<'a> {
     /// Reports a release; `holds` is the number of holds that remain.
     pub fn new(key: &'a Key, backend: &'a str, holds: u32) -> Self {
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, holds }
+        Self {
+            head: head("ok", exit::OK),
+            key: key.as_str(),
+            backend,
+            holds,
+        }
     }
 }
 
@@ -252,74 +284,144 @@ impl<'a> Initialized<'a> {
             lock::Init::UpToDate => "up_to_date",
             lock::Init::Created => "created",
         };
-        Self { head: head("ok", exit::OK), backend, done }
+        Self {
+            head: head("ok", exit::OK),
+            backend,
+            done,
+        }
     }
 }
 
 impl<'a> Printed<'a> {
     /// Reports a text, unchanged.
     pub const fn new(text: &'a str) -> Self {
-        Self { head: head("ok", exit::OK), text }
+        Self {
+            head: head("ok", exit::OK),
+            text,
+        }
     }
 }
 
 impl<'a> Schema<'a> {
     /// Reports a schema in the store's own language.
     pub fn new(schema: Option<String>, backend: &'a str) -> Self {
-        Self { head: head("ok", exit::OK), backend, text: schema }
+        Self {
+            head: head("ok", exit::OK),
+            backend,
+            text: schema,
+        }
     }
 }
 
 impl<'a> Collected<'a> {
     /// Reports the number of removed locks.
     pub fn new(removed: u64, backend: &'a str) -> Self {
-        Self { head: head("ok", exit::OK), backend, removed }
+        Self {
+            head: head("ok", exit::OK),
+            backend,
+            removed,
+        }
     }
 }
 
 impl<'a> NotHeld<'a> {
     /// Reports a lock that the token does not hold.
     pub fn new(key: &'a Key, backend: &'a str) -> Self {
-        Self { head: head("not_held", exit::NOT_HELD), key: key.as_str(), backend }
+        Self {
+            head: head("not_held", exit::NOT_HELD),
+            key: key.as_str(),
+            backend,
+        }
     }
 }
 
 impl<'a> ToBeBroken<'a> {
     /// Reports the mark of the break.
     pub fn new(key: &'a Key, backend: &'a str, mark: &'a Break) -> Self {
-        Self { head: head("broken", exit::NOT_HELD), key: key.as_str(), backend, broken: BreakReport::new(mark) }
+        Self {
+            head: head("broken", exit::NOT_HELD),
+            key: key.as_str(),
+            backend,
+            broken: BreakReport::new(mark),
+        }
     }
 }
 
 impl<'a> WasBroken<'a> {
     /// Reports the hold that was broken, and how.
-    pub fn new(key: &'a Key, backend: &'a str, fence: Fence, how: &'static str, waited: Duration) -> Self {
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, fence: fence.0, how, waited_ms: millis(waited) }
+    pub fn new(
+        key: &'a Key,
+        backend: &'a str,
+        fence: Fence,
+        how: &'static str,
+        waited: Duration,
+    ) -> Self {
+        Self {
+            head: head("ok", exit::OK),
+            key: key.as_str(),
+            backend,
+            fence: fence.0,
+            how,
+            waited_ms: millis(waited),
+        }
     }
 }
 
 impl<'a> Forgotten<'a> {
     /// Reports the removed run records.
     pub fn new(key: &'a Key, backend: &'a str, record: &'a lock::RunRecord) -> Self {
-        let (cooldown, once) = (record.cooldown.as_ref().map(CooldownReport::new), record.start.as_ref().map(LastRunReport::new));
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, cooldown, once }
+        let (cooldown, once) = (
+            record.cooldown.as_ref().map(CooldownReport::new),
+            record.start.as_ref().map(LastRunReport::new),
+        );
+        Self {
+            head: head("ok", exit::OK),
+            key: key.as_str(),
+            backend,
+            cooldown,
+            once,
+        }
     }
 }
 
 impl<'a> Remembered<'a> {
     /// Reports runs, run records and skip counts.
-    pub fn new(key: &'a Key, backend: &'a str, runs: &'a [RunOf], record: &'a lock::RunRecord, skips: &'a [SkipCount]) -> Self {
-        let runs = runs.iter().map(|run| HistoryEntryReport::new(key, run)).collect();
+    pub fn new(
+        key: &'a Key,
+        backend: &'a str,
+        runs: &'a [RunOf],
+        record: &'a lock::RunRecord,
+        skips: &'a [SkipCount],
+    ) -> Self {
+        let runs = runs
+            .iter()
+            .map(|run| HistoryEntryReport::new(key, run))
+            .collect();
         let skips = skips.iter().map(SkipCountReport::new).collect();
-        let (cooldown, once) = (record.cooldown.as_ref().map(CooldownReport::new), record.start.as_ref().map(LastRunReport::new));
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, runs, cooldown, once, skips }
+        let (cooldown, once) = (
+            record.cooldown.as_ref().map(CooldownReport::new),
+            record.start.as_ref().map(LastRunReport::new),
+        );
+        Self {
+            head: head("ok", exit::OK),
+            key: key.as_str(),
+            backend,
+            runs,
+            cooldown,
+            once,
+            skips,
+        }
     }
 }
 
 impl<'a> Interrupted<'a> {
     /// Reports the signal.
     pub fn new(key: &'a Key, signal: i32, status: u8) -> Self {
-        Self { head: head("interrupted", status), key: key.as_str(), signal }
+        Self {
+            head: head("interrupted", status),
+            key: key.as_str(),
+            signal,
+        }
     }
 }
 
@@ -337,7 +439,14 @@ impl<'a> Busy<'a> {
             waited_ms: millis(skip.waited),
             expires_in_ms: busy.and_then(|busy| busy.expires_in).map(millis),
             position: busy.and_then(|busy| busy.position),
-            holders: busy.map(|busy| busy.holders.iter().map(|holder| HolderReport::new(holder, now)).collect()).unwrap_or_default(),
+            holders: busy
+                .map(|busy| {
+                    busy.holders
+                        .iter()
+                        .map(|holder| HolderReport::new(holder, now))
+                        .collect()
+                })
+                .unwrap_or_default(),
             refused,
         }
     }
@@ -346,7 +455,10 @@ impl<'a> Busy<'a> {
 impl<'a> Failed<'a> {
     /// Reports an error.
     pub fn new(error: &'a Error, status: u8) -> Self {
-        Self { head: head("error", status), error: ErrorReport::new(error) }
+        Self {
+            head: head("error", status),
+            error: ErrorReport::new(error),
+        }
     }
 }
 
@@ -363,7 +475,11 @@ pub struct InspectReport<'a> {
 impl<'a> InspectReport<'a> {
     /// Reports one lock.
     pub fn new(lock: &'a LockView, backend: &'a str, now: &Now) -> Self {
-        Self { head: head("ok", exit::OK), backend, lock: LockReport::new(lock, now) }
+        Self {
+            head: head("ok", exit::OK),
+            backend,
+            lock: LockReport::new(lock, now),
+        }
     }
 }
 
@@ -379,6 +495,13 @@ pub struct ListReport<'a> {
 impl<'a> ListReport<'a> {
     /// Reports several locks.
     pub fn new(locks: &'a [LockView], backend: &'a str, now: &Now) -> Self {
-        Self { head: head("ok", exit::OK), backend, locks: locks.iter().map(|lock| LockReport::new(lock, now)).collect() }
+        Self {
+            head: head("ok", exit::OK),
+            backend,
+            locks: locks
+                .iter()
+                .map(|lock| LockReport::new(lock, now))
+                .collect(),
+        }
     }
 }

@@ -21,7 +21,10 @@ const COLUMNS: [Column; 7] = [
 
 /// Returns a table of held locks, and of free locks that an earlier run denies.
 pub fn view(locks: &[LockView], now: &Now, style: TableStyle) -> String {
-    lines(locks, now, style).into_iter().flat_map(|line| [line, "\n".into()]).collect()
+    lines(locks, now, style)
+        .into_iter()
+        .flat_map(|line| [line, "\n".into()])
+        .collect()
 }
 
 fn lines(locks: &[LockView], now: &Now, style: TableStyle) -> Vec<String> {
@@ -35,9 +38,22 @@ fn groups(locks: &[LockView], now: &Now, style: TableStyle) -> Vec<Vec<String>> 
 }
 
 /// Returns the table for a window of `height` lines.
-pub fn screen(locks: &[LockView], now: &Now, every: Duration, style: TableStyle, height: usize) -> Vec<String> {
+pub fn screen(
+    locks: &[LockView],
+    now: &Now,
+    every: Duration,
+    style: TableStyle,
+    height: usize,
+) -> Vec<String> {
     let held = locks.iter().filter(|lock| lock.denial.is_none()).count();
-    let mut text = vec![format!("every {}, last at {}: {held} held", length(every), now.clock()), String::new()];
+    let mut text = vec![
+        format!(
+            "every {}, last at {}: {held} held",
+            length(every),
+            now.clock()
+        ),
+        String::new(),
+    ];
     if locks.is_empty() {
         return text;
     }
@@ -80,10 +96,23 @@ fn row(lock: &LockView, now: &Now) -> TableRow<7> {
     let key = holders::clean(state.key.as_str(), 255);
     let (wait, unknown) = (state.waiters.len().to_string(), || "?".to_owned());
     if let Some(denial) = &lock.denial {
-        let fence = denial.fence.map_or_else(|| "-".into(), |fence| holders::fence(fence, std::iter::empty()));
-        let (since, expires) = (denial.began.map_or_else(unknown, age), denial.again_in.map_or_else(unknown, age));
-        let note = format!("{}: {}", lock_view::until(denial, now), lock_view::why(denial, now));
-        return TableRow { cells: [key, "(free)".into(), since, expires, wait, fence, note], sgr: "" };
+        let fence = denial.fence.map_or_else(
+            || "-".into(),
+            |fence| holders::fence(fence, std::iter::empty()),
+        );
+        let (since, expires) = (
+            denial.began.map_or_else(unknown, age),
+            denial.again_in.map_or_else(unknown, age),
+        );
+        let note = format!(
+            "{}: {}",
+            lock_view::until(denial, now),
+            lock_view::why(denial, now)
+        );
+        return TableRow {
+            cells: [key, "(free)".into(), since, expires, wait, fence, note],
+            sgr: "",
+        };
     }
     let first = state.holders.first();
     let share = match first.map(|holder| holder.mode) {
@@ -97,18 +126,30 @@ fn row(lock: &LockView, now: &Now) -> TableRow<7> {
         None => "?".into(),
     };
     let late = state.holders.iter().any(inspect::is_late);
-    let expires = first.and_then(|holder| holder.expires_in).map_or_else(unknown, age) + if late { " LATE" } else { "" };
+    let expires = first
+        .and_then(|holder| holder.expires_in)
+        .map_or_else(unknown, age)
+        + if late { " LATE" } else { "" };
     let others = || state.holders.iter().filter_map(|holder| holder.fence);
     let cells = [
         key + &share,
         first.map(holder).unwrap_or_default(),
-        first.and_then(|holder| holder.held_for).map_or_else(unknown, age),
+        first
+            .and_then(|holder| holder.held_for)
+            .map_or_else(unknown, age),
         expires,
         wait,
-        first.and_then(|holder| holder.fence).map_or_else(|| "-".into(), |fence| holders::fence(fence, others())),
-        first.and_then(|holder| holders::note(holder.metadata.as_ref())).unwrap_or_default(),
+        first
+            .and_then(|holder| holder.fence)
+            .map_or_else(|| "-".into(), |fence| holders::fence(fence, others())),
+        first
+            .and_then(|holder| holders::note(holder.metadata.as_ref()))
+            .unwrap_or_default(),
     ];
-    TableRow { cells, sgr: if late { "33" } else { "" } }
+    TableRow {
+        cells,
+        sgr: if late { "33" } else { "" },
+    }
 }
 
 #[cfg(test)]
@@ -116,9 +157,21 @@ mod tests {
     use super::*;
     use crate::lock::{Fence, Key, LockState, Metadata, Waiter};
 
-    fn lock(key: &str, who: (&str, &str), held: u64, left: u64, waiters: usize, fence: u64, note: Option<&str>) -> LockView {
-        let metadata =
-            Metadata { user: Some(who.0.into()), host: Some(who.1.into()), description: note.map(str::to_owned), ..Metadata::default() };
+    fn lock(
+        key: &str,
+        who: (&str, &str),
+        held: u64,
+        left: u64,
+        waiters: usize,
+        fence: u64,
+        note: Option<&str>,
+    ) -> LockView {
+        let metadata = Metadata {
+            user: Some(who.0.into()),
+            host: Some(who.1.into()),
+            description: note.map(str::to_owned),
+            ..Metadata::default()
+        };
         LockView::from(LockState {
             key: Key::new(key).unwrap(),
             stored_as: key.into(),
@@ -135,14 +188,24 @@ mod tests {
                 holds: 1,
                 broken: None,
             }],
-            waiters: vec![Waiter { metadata: None, waiting_for: None, in_order: false }; waiters],
+            waiters: vec![
+                Waiter {
+                    metadata: None,
+                    waiting_for: None,
+                    in_order: false
+                };
+                waiters
+            ],
             last_fence: None,
             nodes: Vec::new(),
         })
     }
 
     fn now() -> Now {
-        Now::at("2026-11-20T02:04:01Z".parse().unwrap(), jiff::tz::TimeZone::UTC)
+        Now::at(
+            "2026-11-20T02:04:01Z".parse().unwrap(),
+            jiff::tz::TimeZone::UTC,
+        )
     }
 
     #[test]
@@ -151,7 +214,15 @@ mod tests {
         pool.state.holders[0].mode = Mode::Permits(3);
         pool.state.holders.push(pool.state.holders[0].clone());
         let locks = [
-            lock("deploy", ("ana", "ops1"), 252, 48, 2, 77, Some("v2.3 rollout")),
+            lock(
+                "deploy",
+                ("ana", "ops1"),
+                252,
+                48,
+                2,
+                77,
+                Some("v2.3 rollout"),
+            ),
             lock("nightly", ("app", "web3"), 3840, 57, 1, 1042, None),
             pool,
         ];
@@ -167,35 +238,105 @@ pool 2/3     app@web1   12s      52s         0      9
     #[test]
     fn a_narrow_terminal_cuts_names_in_the_middle_and_loses_nothing() {
         let long = (1_763_640_000_000_000, Some("a note"));
-        let wide = lock("中文锁名字很长的一个名字", ("ana", "web1"), 1, 1, 0, 7, None);
+        let wide = lock(
+            "中文锁名字很长的一个名字",
+            ("ana", "web1"),
+            1,
+            1,
+            0,
+            7,
+            None,
+        );
         let family = lock("👨\u{200d}👩\u{200d}👧", ("ana", "web1"), 1, 1, 0, 7, None);
-        let locks =
-            [lock(&"k".repeat(100), ("administrator", "a-very-long-host-name.example.org"), 1200, 1200, 0, long.0, long.1), wide, family];
+        let locks = [
+            lock(
+                &"k".repeat(100),
+                ("administrator", "a-very-long-host-name.example.org"),
+                1200,
+                1200,
+                0,
+                long.0,
+                long.1,
+            ),
+            wide,
+            family,
+        ];
         for most in [50, 64, 80, 120] {
-            let text = view(&locks, &now(), TableStyle { width: Some(most), color: false });
-            assert!(text.lines().all(|line| super::super::columns::width(line) <= most), "{most}:\n{text}");
-            assert!(text.contains("\"a note\"") && text.contains("…0000") && text.contains("k…k"), "{most}:\n{text}");
+            let text = view(
+                &locks,
+                &now(),
+                TableStyle {
+                    width: Some(most),
+                    color: false,
+                },
+            );
+            assert!(
+                text.lines()
+                    .all(|line| super::super::columns::width(line) <= most),
+                "{most}:\n{text}"
+            );
+            assert!(
+                text.contains("\"a note\"") && text.contains("…0000") && text.contains("k…k"),
+                "{most}:\n{text}"
+            );
         }
         let text = view(&locks, &now(), TableStyle::default());
-        assert!(text.contains(&"k".repeat(100)) && text.lines().nth(2).is_some_and(|line| line.len() < 150), "{text}");
+        assert!(
+            text.contains(&"k".repeat(100))
+                && text.lines().nth(2).is_some_and(|line| line.len() < 150),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_screen_fits_its_window_and_draws_what_changed() {
-        let locks: Vec<LockView> = (0..52).map(|n| lock(&format!("job{n:02}"), ("app", "web1"), 12, 52, 0, 9, None)).collect();
-        let style = TableStyle { width: Some(80), color: false };
+        let locks: Vec<LockView> = (0..52)
+            .map(|n| lock(&format!("job{n:02}"), ("app", "web1"), 12, 52, 0, 9, None))
+            .collect();
+        let style = TableStyle {
+            width: Some(80),
+            color: false,
+        };
         let first = screen(&locks, &now(), Duration::from_secs(2), style, 24);
-        assert!(first.len() <= 23 && first[2].starts_with("KEY") && first.last().is_some_and(|line| line.ends_with(" more")), "{first:#?}");
+        assert!(
+            first.len() <= 23
+                && first[2].starts_with("KEY")
+                && first.last().is_some_and(|line| line.ends_with(" more")),
+            "{first:#?}"
+        );
         let shown = first.iter().filter(|line| line.starts_with("job")).count();
         assert_eq!(first.last(), Some(&format!("… {} more", 52 - shown)));
         // A note on its own line does not change the number of locks.
-        let noted: Vec<LockView> = (0..9).map(|n| lock(&format!("job{n}"), ("app", "web1"), 12, 52, 0, 9, Some("a note"))).collect();
-        let narrow = TableStyle { width: Some(50), color: false };
+        let noted: Vec<LockView> = (0..9)
+            .map(|n| {
+                lock(
+                    &format!("job{n}"),
+                    ("app", "web1"),
+                    12,
+                    52,
+                    0,
+                    9,
+                    Some("a note"),
+                )
+            })
+            .collect();
+        let narrow = TableStyle {
+            width: Some(50),
+            color: false,
+        };
         let small = screen(&noted, &now(), Duration::from_secs(2), narrow, 10);
-        assert!(small.len() <= 9 && small[4] == "  \"a note\"" && small.last().is_some_and(|line| line == "… 7 more"), "{small:#?}");
+        assert!(
+            small.len() <= 9
+                && small[4] == "  \"a note\""
+                && small.last().is_some_and(|line| line == "… 7 more"),
+            "{small:#?}"
+        );
         let next = screen(&locks[1..], &now(), Duration::from_secs(2), style, 24);
         assert!(redraw(&[], &first).starts_with("\x1b[H\x1b[2J"));
-        assert_eq!(redraw(&first, &first), format!("\x1b[{};1H", first.len() + 1));
+        assert_eq!(
+            redraw(&first, &first),
+            format!("\x1b[{};1H", first.len() + 1)
+        );
         assert!(!redraw(&first, &next).contains("KEY") && redraw(&first, &next).contains("job01"));
     }
 

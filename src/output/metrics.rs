@@ -1,7 +1,8 @@
 //! The metrics file for the textfile collector of Prometheus' node exporter.
 //!
-//! All runs of a host may share one file. Each run reads the file, adds its own numbers and replaces the file. Meanwhile it
-//! has the folder locked with flock(2), which leaves no lock file behind. A file that dlock did not write is never replaced.
+//! All runs of a host may share one file. Each run reads the file, adds its own numbers and
+//! replaces the file. Meanwhile it has the folder locked with flock(2), which leaves no lock file
+//! behind. A file that dlock did not write is never replaced.
 
 use std::{
     collections::BTreeMap,
@@ -43,17 +44,63 @@ const PREFIX: &str = "dlock_run_";
 /// A metric: its name after [`PREFIX`], its type, its help.
 type Metric = (&'static str, &'static str, &'static str);
 
-const LAST_TRY: Metric = ("last_try_timestamp_seconds", "gauge", "When this host last ended a dlock run of the key, or skipped.");
-const LAST_START: Metric = ("last_start_timestamp_seconds", "gauge", "When this host last started the command.");
-const LAST_SUCCESS: Metric = ("last_success_timestamp_seconds", "gauge", "When the command last ended with status 0 on this host.");
-const DURATION: Metric = ("last_duration_seconds", "gauge", "How long the command last ran.");
-const STATUS: Metric = ("last_exit_status", "gauge", "The exit status of the last dlock run that did not skip.");
-const WAIT: Metric = ("last_wait_seconds", "gauge", "How long the lock was last waited for.");
-const RUNS: Metric = ("runs_total", "counter", "Commands that were started and came to an end.");
-const SKIPPED: Metric = ("skipped_total", "counter", "Runs that did not happen because of others, by reason.");
-const LOST: Metric = ("lost_total", "counter", "Runs that lost the lock, or had it taken away.");
+const LAST_TRY: Metric = (
+    "last_try_timestamp_seconds",
+    "gauge",
+    "When this host last ended a dlock run of the key, or skipped.",
+);
+const LAST_START: Metric = (
+    "last_start_timestamp_seconds",
+    "gauge",
+    "When this host last started the command.",
+);
+const LAST_SUCCESS: Metric = (
+    "last_success_timestamp_seconds",
+    "gauge",
+    "When the command last ended with status 0 on this host.",
+);
+const DURATION: Metric = (
+    "last_duration_seconds",
+    "gauge",
+    "How long the command last ran.",
+);
+const STATUS: Metric = (
+    "last_exit_status",
+    "gauge",
+    "The exit status of the last dlock run that did not skip.",
+);
+const WAIT: Metric = (
+    "last_wait_seconds",
+    "gauge",
+    "How long the lock was last waited for.",
+);
+const RUNS: Metric = (
+    "runs_total",
+    "counter",
+    "Commands that were started and came to an end.",
+);
+const SKIPPED: Metric = (
+    "skipped_total",
+    "counter",
+    "Runs that did not happen because of others, by reason.",
+);
+const LOST: Metric = (
+    "lost_total",
+    "counter",
+    "Runs that lost the lock, or had it taken away.",
+);
 
-const METRICS: [Metric; 9] = [LAST_TRY, LAST_START, LAST_SUCCESS, DURATION, STATUS, WAIT, RUNS, SKIPPED, LOST];
+const METRICS: [Metric; 9] = [
+    LAST_TRY,
+    LAST_START,
+    LAST_SUCCESS,
+    DURATION,
+    STATUS,
+    WAIT,
+    RUNS,
+    SKIPPED,
+    LOST,
+];
 
 /// The file to which metrics are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +145,9 @@ impl MetricsFile {
     /// # Errors
     /// If the file can't be written. It is unchanged then.
     pub fn ended(&self, verdict: &Verdict) -> io::Result<()> {
-        self.update(&verdict.key, |samples| count(samples, verdict, Now::read().unix_ms()))
+        self.update(&verdict.key, |samples| {
+            count(samples, verdict, Now::read().unix_ms());
+        })
     }
 
     /// Returns the hint for a file that could not be written.
@@ -106,7 +155,9 @@ impl MetricsFile {
         let folder = self.folder().display();
         match error.kind() {
             io::ErrorKind::NotFound => format!("create the folder: mkdir -p {folder}"),
-            io::ErrorKind::PermissionDenied => format!("the job's user must be able to read and write the folder {folder}"),
+            io::ErrorKind::PermissionDenied => {
+                format!("the job's user must be able to read and write the folder {folder}")
+            }
             io::ErrorKind::InvalidData => "name a file for dlock alone".into(),
             _ => "the job itself is not affected".into(),
         }
@@ -117,8 +168,13 @@ impl MetricsFile {
         check_replaceable(&self.0)?;
         // A symbolic link may lead to a pipe: NONBLOCK keeps `open` from waiting for its writer.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let text = match rustix::fs::open(&self.0, flags, Mode::empty()).map(File::from).map_err(io::Error::from) {
-            Ok(file) if !file.metadata()?.is_file() => return Err(io::Error::other("its target is not a file")),
+        let text = match rustix::fs::open(&self.0, flags, Mode::empty())
+            .map(File::from)
+            .map_err(io::Error::from)
+        {
+            Ok(file) if !file.metadata()?.is_file() => {
+                return Err(io::Error::other("its target is not a file"));
+            }
             Ok(file) => {
                 let mut text = String::new();
                 file.take(MAX_BYTES).read_to_string(&mut text)?;
@@ -127,8 +183,12 @@ impl MetricsFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(error),
         };
-        let mut all =
-            parse(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "dlock did not write the file that is there"))?;
+        let mut all = parse(&text).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "dlock did not write the file that is there",
+            )
+        })?;
         change(all.entry(escape(key.as_str())).or_default());
         drop_oldest(&mut all);
         replace(&self.0, Access::Public, &render(&all))
@@ -136,14 +196,22 @@ impl MetricsFile {
 
     /// Locks the folder until the returned descriptor is closed.
     fn lock(&self) -> io::Result<OwnedFd> {
-        let folder = rustix::fs::open(self.folder(), OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let folder = rustix::fs::open(
+            self.folder(),
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
         let until: BootTime = BootClock::read().plus(LOCK_TIMEOUT);
         loop {
             match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(folder),
                 Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if BootClock::read() < until => thread::sleep(RETRY_INTERVAL),
-                Err(Errno::WOULDBLOCK) => return Err(io::Error::other("another process keeps its folder locked")),
+                Err(Errno::WOULDBLOCK) if BootClock::read() < until => {
+                    thread::sleep(RETRY_INTERVAL);
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    return Err(io::Error::other("another process keeps its folder locked"));
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -155,7 +223,9 @@ fn set(samples: &mut Samples, metric: Metric, value: f64) {
 }
 
 fn add(samples: &mut Samples, metric: Metric, labels: &str, by: f64) {
-    *samples.entry((metric.0.to_owned(), labels.to_owned())).or_default() += by;
+    *samples
+        .entry((metric.0.to_owned(), labels.to_owned()))
+        .or_default() += by;
 }
 
 fn count(samples: &mut Samples, verdict: &Verdict, now_ms: u64) {
@@ -164,12 +234,23 @@ fn count(samples: &mut Samples, verdict: &Verdict, now_ms: u64) {
     set(samples, LAST_TRY, now);
     set(samples, WAIT, verdict.waited.as_secs_f64());
     add(samples, RUNS, "", one_if(verdict.started.is_some()));
-    add(samples, LOST, "", one_if(matches!(verdict.outcome, RunResult::Lost | RunResult::Broken)));
+    add(
+        samples,
+        LOST,
+        "",
+        one_if(matches!(
+            verdict.outcome,
+            RunResult::Lost | RunResult::Broken
+        )),
+    );
     let skipped = verdict.outcome == RunResult::Busy;
     // Counters begin at 0, so that rates include the first increment.
     add(samples, SKIPPED, &label("reason", "busy"), 0.0);
     if skipped {
-        let option = verdict.refused.as_ref().map_or("busy", |(_, option)| option);
+        let option = verdict
+            .refused
+            .as_ref()
+            .map_or("busy", |(_, option)| option);
         add(samples, SKIPPED, &label("reason", &reason(option)), 1.0);
     } else {
         set(samples, STATUS, f64::from(verdict.status));
@@ -187,7 +268,11 @@ fn count(samples: &mut Samples, verdict: &Verdict, now_ms: u64) {
 
 /// Returns `skew_guard` for `skew guard 5s`: one series per option, not per duration.
 fn reason(option: &str) -> String {
-    option.split(' ').take_while(|word| !word.starts_with(|first: char| first.is_ascii_digit())).collect::<Vec<_>>().join("_")
+    option
+        .split(' ')
+        .take_while(|word| !word.starts_with(|first: char| first.is_ascii_digit()))
+        .collect::<Vec<_>>()
+        .join("_")
 }
 
 fn seconds(at: Timestamp) -> f64 {
@@ -196,26 +281,37 @@ fn seconds(at: Timestamp) -> f64 {
 
 /// Escapes a label's value for the text format.
 fn escape(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
 }
 
 fn label(name: &str, value: &str) -> String {
     format!("{name}=\"{}\"", escape(value))
 }
 
-/// Returns the values of each key, whose name stays escaped; `None` if another program wrote the file.
+/// Returns the values of each key, whose name stays escaped; `None` if another program wrote the
+/// file.
 fn parse(text: &str) -> Option<BTreeMap<String, Samples>> {
     let mut all: BTreeMap<String, Samples> = BTreeMap::new();
     for line in text.lines() {
         if let Some(comment) = line.strip_prefix("# ") {
-            let name = comment.strip_prefix("HELP ").or_else(|| comment.strip_prefix("TYPE "))?;
+            let name = comment
+                .strip_prefix("HELP ")
+                .or_else(|| comment.strip_prefix("TYPE "))?;
             name.strip_prefix(PREFIX)?;
             continue;
         }
         let (series, value) = line.rsplit_once(' ')?;
-        let (name, labels) = series.strip_prefix(PREFIX)?.strip_suffix('}')?.split_once('{')?;
+        let (name, labels) = series
+            .strip_prefix(PREFIX)?
+            .strip_suffix('}')?
+            .split_once('{')?;
         let (key, rest) = split_key(labels)?;
-        all.entry(key.to_owned()).or_default().insert((name.to_owned(), rest.to_owned()), value.parse().ok()?);
+        all.entry(key.to_owned())
+            .or_default()
+            .insert((name.to_owned(), rest.to_owned()), value.parse().ok()?);
     }
     Some(all)
 }
@@ -230,15 +326,28 @@ fn split_key(labels: &str) -> Option<(&str, &str)> {
         ends
     })?;
     let rest = &value[end + 1..];
-    Some((&value[..end], if rest.is_empty() { rest } else { rest.strip_prefix(',')? }))
+    Some((
+        &value[..end],
+        if rest.is_empty() {
+            rest
+        } else {
+            rest.strip_prefix(',')?
+        },
+    ))
 }
 
-/// Drops the keys with the oldest runs, if there are too many: keys like `order-4711` are used only once.
+/// Drops the keys with the oldest runs, if there are too many: keys like `order-4711` are used only
+/// once.
 fn drop_oldest(all: &mut BTreeMap<String, Samples>) {
     if all.len() <= MAX_KEYS {
         return;
     }
-    let of = |samples: &Samples, metric: Metric| samples.get(&(metric.0.to_owned(), String::new())).copied().unwrap_or_default();
+    let of = |samples: &Samples, metric: Metric| {
+        samples
+            .get(&(metric.0.to_owned(), String::new()))
+            .copied()
+            .unwrap_or_default()
+    };
     let latest = |samples: &Samples| of(samples, LAST_TRY).max(of(samples, LAST_START));
     let mut times: Vec<f64> = all.values().map(latest).collect();
     times.sort_by(f64::total_cmp);
@@ -249,14 +358,24 @@ fn drop_oldest(all: &mut BTreeMap<String, Samples>) {
 fn render(all: &BTreeMap<String, Samples>) -> String {
     let mut text = String::new();
     for (name, kind, help) in METRICS {
-        let series = all.iter().flat_map(|(key, samples)| samples.iter().map(move |((of, labels), value)| (of, key, labels, value)));
+        let series = all.iter().flat_map(|(key, samples)| {
+            samples
+                .iter()
+                .map(move |((of, labels), value)| (of, key, labels, value))
+        });
         let series: Vec<_> = series.filter(|(of, ..)| *of == name).collect();
         if !series.is_empty() {
-            let _ = write!(text, "# HELP {PREFIX}{name} {help}\n# TYPE {PREFIX}{name} {kind}\n");
+            let _ = write!(
+                text,
+                "# HELP {PREFIX}{name} {help}\n# TYPE {PREFIX}{name} {kind}\n"
+            );
         }
         for (_, key, labels, value) in series {
             let comma = if labels.is_empty() { "" } else { "," };
-            let _ = writeln!(text, "{PREFIX}{name}{{key=\"{key}\"{comma}{labels}}} {value}");
+            let _ = writeln!(
+                text,
+                "{PREFIX}{name}{{key=\"{key}\"{comma}{labels}}} {value}"
+            );
         }
     }
     text

@@ -1,7 +1,8 @@
 //! Everything that dlock prints: data on stdout, messages on stderr, one line at a time.
 //!
-//! This module decides nothing and never fails the job: a line that can't be written is dropped. Text from other
-//! users (metadata, stored names, server messages) is escaped here before it reaches a terminal.
+//! This module decides nothing and never fails the job: a line that can't be written is dropped.
+//! Text from other users (metadata, stored names, server messages) is escaped here before it
+//! reaches a terminal.
 
 mod captured_output;
 mod columns;
@@ -83,14 +84,23 @@ pub struct TableStyle {
 impl TableStyle {
     /// Returns `text` in the given `sgr` (SGR numbers), or unchanged without colours.
     pub fn paint(&self, sgr: &str, text: &str) -> String {
-        if self.color { format!("\x1b[{sgr}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.color {
+            format!("\x1b[{sgr}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
     }
 }
 
 /// Returns `text` wrapped between words to the terminal's width, all lines but the first indented.
 fn wrapped(text: &str, indent: usize, style: TableStyle) -> String {
     let text = printable(text);
-    let Some(room) = style.width.map(|width| width.saturating_sub(indent).max(20)) else { return text.into_owned() };
+    let Some(room) = style
+        .width
+        .map(|width| width.saturating_sub(indent).max(20))
+    else {
+        return text.into_owned();
+    };
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
         match lines.last_mut() {
@@ -121,7 +131,10 @@ impl Output {
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let width = terminal.then(|| window(io::stdout().as_fd()).0);
-        TableStyle { width, color: self.color.unwrap_or(terminal && !dumb && !forbidden) }
+        TableStyle {
+            width,
+            color: self.color.unwrap_or(terminal && !dumb && !forbidden),
+        }
     }
 
     /// Returns the number of lines of the terminal.
@@ -153,11 +166,15 @@ impl Output {
     /// If not all of it could be written.
     pub fn json(&self, report: &impl Serialize) -> io::Result<()> {
         let text = json::line(report);
-        if self.json_on_stderr { stderr::write_all(io::stderr().lock(), text.as_bytes()) } else { self.data(&text) }
+        if self.json_on_stderr {
+            stderr::write_all(io::stderr().lock(), text.as_bytes())
+        } else {
+            self.data(&text)
+        }
     }
 
-    /// Returns the exit status after writing data: `status`, unless the data was lost. A reader that
-    /// closed the pipe early is not an error.
+    /// Returns the exit status after writing data: `status`, unless the data was lost. A reader
+    /// that closed the pipe early is not an error.
     pub fn finish(&self, written: io::Result<()>, status: u8) -> u8 {
         match written {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => self.unwritten(&error, ""),
@@ -168,7 +185,10 @@ impl Output {
     /// Reports that stdout can't be written, with the consequence. Returns the exit status.
     pub fn unwritten(&self, error: &io::Error, consequence: &str) -> u8 {
         let joint = if consequence.is_empty() { "" } else { ": " };
-        say(&format!("stdout can't be written: {}{joint}{consequence}", plain(error)));
+        say(&format!(
+            "stdout can't be written: {}{joint}{consequence}",
+            plain(error)
+        ));
         exit::OUTPUT
     }
 
@@ -177,16 +197,24 @@ impl Output {
     /// # Errors
     /// [`Kind::Usage`] if stdout is closed.
     pub fn check_token_has_a_reader(&self) -> Result<()> {
-        // Rust replaces a descriptor that was closed at start with /dev/null, open for reading and writing.
-        // `>/dev/null` is open for writing only, and allowed.
+        // Rust replaces a descriptor that was closed at start with /dev/null, open for reading and
+        // writing. `>/dev/null` is open for writing only, and allowed.
         let closed = rustix::fs::fstat(io::stdout().as_fd()).is_ok_and(|stat| {
             let is_null = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_char_device()
-                && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3);
-            is_null && rustix::fs::fcntl_getfl(io::stdout().as_fd()).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::RDWR))
+                && (
+                    rustix::fs::major(stat.st_rdev),
+                    rustix::fs::minor(stat.st_rdev),
+                ) == (1, 3);
+            is_null
+                && rustix::fs::fcntl_getfl(io::stdout().as_fd())
+                    .is_ok_and(|flags| flags.contains(rustix::fs::OFlags::RDWR))
         });
         if closed {
-            return Err(Error::new(Kind::Usage, "stdout is closed: the token that releases this lock could not be printed")
-                .hint(">/dev/null throws it away"));
+            return Err(Error::new(
+                Kind::Usage,
+                "stdout is closed: the token that releases this lock could not be printed",
+            )
+            .hint(">/dev/null throws it away"));
         }
         Ok(())
     }
@@ -211,7 +239,11 @@ impl Output {
     /// Prints a notice and a hint, unless notices are suppressed.
     pub fn notice_with_hint(&self, text: &str, hint: &str) {
         if !self.quiet {
-            stderr::lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
+            stderr::lines(&format!(
+                "dlock: {}\nhint: {}\n",
+                printable(text),
+                printable(hint)
+            ));
         }
     }
 
@@ -224,7 +256,11 @@ impl Output {
 
     /// Prints a warning and a hint.
     pub fn warn_with_hint(&self, text: &str, hint: &str) {
-        stderr::lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
+        stderr::lines(&format!(
+            "dlock: {}\nhint: {}\n",
+            printable(text),
+            printable(hint)
+        ));
     }
 
     /// Prints an error, as text or as the one JSON object, and returns its exit status.
@@ -257,28 +293,46 @@ impl Output {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
         }
         let text = format!("{}: the token does not hold this lock", key.escaped());
-        self.warn_with_hint(&text, &format!("its lease ended, or it was released: dlock inspect {} shows its holder", holders::shell(key)));
+        self.warn_with_hint(
+            &text,
+            &format!(
+                "its lease ended, or it was released: dlock inspect {} shows its holder",
+                holders::shell(key)
+            ),
+        );
         exit::NOT_HELD
     }
 
-    /// Reports that the hold is marked to be broken and was not extended, and returns the exit status.
+    /// Reports that the hold is marked to be broken and was not extended, and returns the exit
+    /// status.
     pub fn marked_broken(&self, key: &Key, backend: &str, mark: &Break) -> u8 {
         if self.json {
-            return self.finish(self.json(&json::ToBeBroken::new(key, backend, mark)), exit::NOT_HELD);
+            return self.finish(
+                self.json(&json::ToBeBroken::new(key, backend, mark)),
+                exit::NOT_HELD,
+            );
         }
         self.warn_with_hint(
-            &format!("{}: the lock is being broken {}: not renewed", key.escaped(), holders::mark(mark)),
+            &format!(
+                "{}: the lock is being broken {}: not renewed",
+                key.escaped(),
+                holders::mark(mark)
+            ),
             "stop the protected work and release the lock; it ends with its lease at the latest",
         );
         exit::NOT_HELD
     }
 
-    /// Reports in a notice that the given token does not hold the lock, and returns the exit status.
+    /// Reports in a notice that the given token does not hold the lock, and returns the exit
+    /// status.
     pub fn not_verified(&self, key: &Key, backend: &str, why: &str) -> u8 {
         if self.json {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
         }
-        self.notice_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} shows its holder", holders::shell(key)));
+        self.notice_with_hint(
+            &format!("{}: {why}", key.escaped()),
+            &format!("dlock inspect {} shows its holder", holders::shell(key)),
+        );
         exit::NOT_HELD
     }
 
@@ -287,14 +341,24 @@ impl Output {
         if self.json {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
         }
-        self.warn_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} shows its holder", holders::shell(key)));
+        self.warn_with_hint(
+            &format!("{}: {why}", key.escaped()),
+            &format!("dlock inspect {} shows its holder", holders::shell(key)),
+        );
         exit::NOT_HELD
     }
 
     /// Returns the exit status of a wait that a signal ended. With JSON, prints the object.
     pub fn interrupted(&self, key: &Key, signal: i32) -> u8 {
         let status = exit::signalled(signal);
-        if self.json { self.finish(self.json(&json::Interrupted::new(key, signal, status)), status) } else { status }
+        if self.json {
+            self.finish(
+                self.json(&json::Interrupted::new(key, signal, status)),
+                status,
+            )
+        } else {
+            status
+        }
     }
 
     /// Reports that `run` skips, if stderr is a terminal or verbose output is on.
@@ -304,31 +368,47 @@ impl Output {
         }
     }
 
-    /// Reports that the lock was lost, even if notices are suppressed. With JSON, the verdict reports it.
+    /// Reports that the lock was lost, even if notices are suppressed. With JSON, the verdict
+    /// reports it.
     pub fn lost(&self, key: &Key, how: &str, hint: &str) {
         if !self.json {
-            self.warn_with_hint(&format!("{}: the lock was lost: {how}", key.escaped()), hint);
+            self.warn_with_hint(
+                &format!("{}: the lock was lost: {how}", key.escaped()),
+                hint,
+            );
         }
     }
 
-    /// Reports that an operator breaks the lock of `run`, even if notices are suppressed. With JSON, the verdict reports it.
+    /// Reports that an operator breaks the lock of `run`, even if notices are suppressed. With
+    /// JSON, the verdict reports it.
     pub fn broken(&self, key: &Key, mark: &Break) {
         if !self.json {
             self.warn_with_hint(
-                &format!("{}: the lock is being broken {}", key.escaped(), holders::mark(mark)),
+                &format!(
+                    "{}: the lock is being broken {}",
+                    key.escaped(),
+                    holders::mark(mark)
+                ),
                 "the command is being stopped; the lock is released when its process tree is empty",
             );
         }
     }
 
-    /// Reports that the limit of `option` stops the command of `run`, even if notices are suppressed. With JSON, the verdict reports it.
+    /// Reports that the limit of `option` stops the command of `run`, even if notices are
+    /// suppressed. With JSON, the verdict reports it.
     pub fn timed_out(&self, key: &Key, option: &str) {
         if !self.json {
             let hint = format!(
                 "the lock is released when its process tree is empty; dlock history {} tells how long runs usually take",
                 holders::shell(key)
             );
-            self.warn_with_hint(&format!("{}: {option} is over: the command is being stopped", key.escaped()), &hint);
+            self.warn_with_hint(
+                &format!(
+                    "{}: {option} is over: the command is being stopped",
+                    key.escaped()
+                ),
+                &hint,
+            );
         }
     }
 
@@ -339,10 +419,14 @@ impl Output {
         }
     }
 
-    /// Reports that the lock was not taken, for all commands except `run`, and returns the exit status.
+    /// Reports that the lock was not taken, for all commands except `run`, and returns the exit
+    /// status.
     pub fn busy(&self, skip: &Skip<'_>, backend: &str, status: u8) -> u8 {
         if self.json {
-            return self.finish(self.json(&json::Busy::new(skip, backend, &Now::read(), status)), status);
+            return self.finish(
+                self.json(&json::Busy::new(skip, backend, &Now::read(), status)),
+                status,
+            );
         }
         self.notice_with_hint(&skip.text(), &skip.hint());
         status
@@ -365,7 +449,9 @@ fn say(text: &str) {
 
 /// Returns the terminal's width (80 if unknown) and height (24 if unknown).
 fn window(terminal: std::os::fd::BorrowedFd<'_>) -> (usize, usize) {
-    let size = rustix::termios::tcgetwinsize(terminal).map_or((0, 0), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+    let size = rustix::termios::tcgetwinsize(terminal).map_or((0, 0), |size| {
+        (usize::from(size.ws_col), usize::from(size.ws_row))
+    });
     let width = if size.0 == 0 { 80 } else { size.0.max(40) };
     (width, if size.1 == 0 { 24 } else { size.1 })
 }
@@ -375,5 +461,8 @@ pub fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
     let mut chars = text.chars();
-    chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
+    chars
+        .next()
+        .map(|first| first.to_lowercase().chain(chars).collect())
+        .unwrap_or_default()
 }

@@ -6,24 +6,56 @@ use crate::lock::{Excludes, Key, Neighbour, Sharing, printable};
 /// The indentation of a library's text.
 const INDENT: usize = 4;
 
-/// Returns the lock's name, then for each library which side waits for the other, and code to paste. Code is never wrapped.
-pub fn view(key: &Key, name: Option<&str>, backend: &str, sharing: &Sharing, style: TableStyle) -> String {
-    let store = name.map_or_else(|| backend.to_owned(), |name| format!("{} ({backend})", holders::clean(name, 60)));
-    let mut lines = vec![format!("{}   {store}   stored as  {}", key.escaped(), printable(&sharing.stored_as))];
+/// Returns the lock's name, then for each library which side waits for the other, and code to
+/// paste. Code is never wrapped.
+pub fn view(
+    key: &Key,
+    name: Option<&str>,
+    backend: &str,
+    sharing: &Sharing,
+    style: TableStyle,
+) -> String {
+    let store = name.map_or_else(
+        || backend.to_owned(),
+        |name| format!("{} ({backend})", holders::clean(name, 60)),
+    );
+    let mut lines = vec![format!(
+        "{}   {store}   stored as  {}",
+        key.escaped(),
+        printable(&sharing.stored_as)
+    )];
     if sharing.libraries.is_empty() {
-        return format!("{}\n{}\n", lines[0], wrapped("no other library is known to share the locks of this store", INDENT, style));
+        return format!(
+            "{}\n{}\n",
+            lines[0],
+            wrapped(
+                "no other library is known to share the locks of this store",
+                INDENT,
+                style
+            )
+        );
     }
     for neighbour in &sharing.libraries {
-        let Neighbour { library, code, namespace } = neighbour;
+        let Neighbour {
+            library,
+            code,
+            namespace,
+        } = neighbour;
         let (sgr, how) = verdict(neighbour);
-        lines.push(format!("\n{}   {}", style.paint("1", library.name), style.paint(sgr, &how)));
+        lines.push(format!(
+            "\n{}   {}",
+            style.paint("1", library.name),
+            style.paint(sgr, &how)
+        ));
         let mut add = |text: &str| lines.push(format!("{}{text}", " ".repeat(INDENT)));
         if let Some(code) = code {
             add(&printable(code));
         }
         if let Some(namespace) = namespace {
             add(&wrapped(
-                &format!("it can't name this lock; it shares those that dlock takes with --namespace {namespace}"),
+                &format!(
+                    "it can't name this lock; it shares those that dlock takes with --namespace {namespace}"
+                ),
                 INDENT,
                 style,
             ));
@@ -32,7 +64,11 @@ pub fn view(key: &Key, name: Option<&str>, backend: &str, sharing: &Sharing, sty
             add(&wrapped(library.about, INDENT, style));
         }
     }
-    lines.iter().flat_map(|line| [line, "\n"]).collect::<String>() + &test(key)
+    lines
+        .iter()
+        .flat_map(|line| [line, "\n"])
+        .collect::<String>()
+        + &test(key)
 }
 
 /// Returns the style and the text of which side waits for the other.
@@ -40,7 +76,10 @@ fn verdict(of: &Neighbour) -> (&'static str, String) {
     match of.library.excludes {
         Excludes::BothWays if of.code.is_some() => ("32", "both ways".into()),
         Excludes::BothWays => ("33", "another name".into()),
-        Excludes::OneWay => ("1;31", "ONE WAY: dlock waits for it, it does not wait for dlock".into()),
+        Excludes::OneWay => (
+            "1;31",
+            "ONE WAY: dlock waits for it, it does not wait for dlock".into(),
+        ),
         Excludes::No => ("1;31", "NO".into()),
     }
 }

@@ -39,17 +39,33 @@ impl Summary {
     /// Summarizes a key's `runs`, the latest first.
     pub fn new(key: Key, runs: &[RunOf], skips: u64, now: &Now) -> Self {
         let runs: Vec<&RunOf> = runs.iter().filter(|run| run.is_run()).collect();
-        let starts: Vec<u64> = runs.iter().filter_map(|run| run.started_ms).take(4 * MIN_RUNS).collect();
-        let mut gaps: Vec<u64> = starts.windows(2).map(|pair| pair[0].saturating_sub(pair[1])).collect();
+        let starts: Vec<u64> = runs
+            .iter()
+            .filter_map(|run| run.started_ms)
+            .take(4 * MIN_RUNS)
+            .collect();
+        let mut gaps: Vec<u64> = starts
+            .windows(2)
+            .map(|pair| pair[0].saturating_sub(pair[1]))
+            .collect();
         gaps.sort_unstable();
-        let every = (gaps.len() >= MIN_RUNS - 1).then(|| Duration::from_millis(gaps[gaps.len() / 2]));
+        let every =
+            (gaps.len() >= MIN_RUNS - 1).then(|| Duration::from_millis(gaps[gaps.len() / 2]));
         let every = every.filter(|every| *every >= MIN_PERIOD);
         let last = runs.first().map(|run| (*run).clone());
-        let idle = last.as_ref().filter(|run| run.end.is_some()).and_then(|run| run.started_ms);
+        let idle = last
+            .as_ref()
+            .filter(|run| run.end.is_some())
+            .and_then(|run| run.started_ms);
         let idle = idle.map(|started| Duration::from_millis(now.unix_ms().saturating_sub(started)));
         Self {
-            late: idle.zip(every).is_some_and(|(idle, every)| idle > 2 * every + Duration::from_secs(60)),
-            ok_ms: runs.iter().find(|run| matches!(run.end, Some(End::Exited(0) | End::Released))).and_then(|run| run.started_ms),
+            late: idle
+                .zip(every)
+                .is_some_and(|(idle, every)| idle > 2 * every + Duration::from_secs(60)),
+            ok_ms: runs
+                .iter()
+                .find(|run| matches!(run.end, Some(End::Exited(0) | End::Released)))
+                .and_then(|run| run.started_ms),
             runs: runs.len(),
             key,
             last,
@@ -74,7 +90,11 @@ pub fn view(keys: &[Summary], now: &Now, style: TableStyle) -> String {
     let row = |one: &Summary| {
         let dash = || "-".to_owned();
         let ago = |ms: u64| age(Duration::from_millis(now.unix_ms().saturating_sub(ms)));
-        let note = one.every.filter(|_| one.late).map(|every| format!("late: every {}", age(every))).unwrap_or_default();
+        let note = one
+            .every
+            .filter(|_| one.late)
+            .map(|every| format!("late: every {}", age(every)))
+            .unwrap_or_default();
         let last = one.last.as_ref();
         let sgr = if last.is_some_and(RunOf::is_bad) {
             "31"
@@ -95,7 +115,10 @@ pub fn view(keys: &[Summary], now: &Now, style: TableStyle) -> String {
         TableRow { cells, sgr }
     };
     let rows: Vec<TableRow<7>> = keys.iter().map(row).collect();
-    table(&COLUMNS, &rows, style).into_iter().flat_map(|line| [line, "\n".into()]).collect()
+    table(&COLUMNS, &rows, style)
+        .into_iter()
+        .flat_map(|line| [line, "\n".into()])
+        .collect()
 }
 
 const RUNS: [Column; 6] = [
@@ -113,16 +136,34 @@ pub fn runs(runs: &[(Key, RunOf)], last: usize, now: &Now, style: TableStyle) ->
         return "no such run is remembered\n".into();
     }
     let row = |(key, run): &(Key, RunOf)| {
-        let fence = run.fence.map(|fence| holders::fence(fence, std::iter::empty())).unwrap_or_default();
+        let fence = run
+            .fence
+            .map(|fence| holders::fence(fence, std::iter::empty()))
+            .unwrap_or_default();
         TableRow {
-            cells: [run.started(now), holders::clean(key.as_str(), 255), run.host(), run.ran(now), fence, run.outcome_and_anyway()],
+            cells: [
+                run.started(now),
+                holders::clean(key.as_str(), 255),
+                run.host(),
+                run.ran(now),
+                fence,
+                run.outcome_and_anyway(),
+            ],
             sgr: run.sgr(),
         }
     };
     let rows: Vec<TableRow<6>> = runs.iter().take(last).map(row).collect();
-    let mut text: String = table(&RUNS, &rows, style).into_iter().flat_map(|line| [line, "\n".into()]).collect();
+    let mut text: String = table(&RUNS, &rows, style)
+        .into_iter()
+        .flat_map(|line| [line, "\n".into()])
+        .collect();
     if runs.len() > last {
-        let _ = writeln!(text, "and {} older; -n {} shows all", runs.len() - last, runs.len());
+        let _ = writeln!(
+            text,
+            "and {} older; -n {} shows all",
+            runs.len() - last,
+            runs.len()
+        );
     }
     text
 }
@@ -142,7 +183,10 @@ mod tests {
         let started = now().unix_ms() - ago * 1000;
         RunOf {
             fence: None,
-            metadata: Some(Metadata { host: Some("web1".into()), ..Metadata::default() }),
+            metadata: Some(Metadata {
+                host: Some("web1".into()),
+                ..Metadata::default()
+            }),
             started_ms: Some(started),
             ended_ms: Some(started + 5000),
             end: Some(end),
@@ -152,12 +196,34 @@ mod tests {
 
     #[test]
     fn a_key_that_ran_hourly_is_late_after_two_hours() {
-        let hourly = |ago: u64| (0..6).map(|n| run(ago + n * 3600, End::Exited(u8::from(n == 0)))).collect::<Vec<_>>();
+        let hourly = |ago: u64| {
+            (0..6)
+                .map(|n| run(ago + n * 3600, End::Exited(u8::from(n == 0))))
+                .collect::<Vec<_>>()
+        };
         let of = |ago| Summary::new(Key::new("job").unwrap(), &hourly(ago), 0, &now());
-        assert!(!of(3700).late && of(8000).late && of(8000).every == Some(Duration::from_secs(3600)));
-        assert_eq!(of(60).ok_ms, Some(now().unix_ms() - 3_660_000), "the last that was successful");
-        let text = view(&[of(8000)], &now(), TableStyle { width: Some(80), color: false });
-        assert!(text.contains("exit 1") && text.contains("late: every 1h") && text.lines().all(|line| line.len() <= 80), "{text}");
+        assert!(
+            !of(3700).late && of(8000).late && of(8000).every == Some(Duration::from_secs(3600))
+        );
+        assert_eq!(
+            of(60).ok_ms,
+            Some(now().unix_ms() - 3_660_000),
+            "the last that was successful"
+        );
+        let text = view(
+            &[of(8000)],
+            &now(),
+            TableStyle {
+                width: Some(80),
+                color: false,
+            },
+        );
+        assert!(
+            text.contains("exit 1")
+                && text.contains("late: every 1h")
+                && text.lines().all(|line| line.len() <= 80),
+            "{text}"
+        );
         let few = Summary::new(Key::new("job").unwrap(), &hourly(8000)[..3], 0, &now());
         assert!(!few.late && few.every.is_none());
     }

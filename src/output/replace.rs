@@ -11,14 +11,17 @@ use rustix::fs::{Gid, Mode, OFlags, Uid, fchmod, fchown};
 
 use crate::lock::random;
 
-/// Refuses paths other than regular files: renaming over a device or a pipe (`/dev/null`) would remove it for all users.
+/// Refuses paths other than regular files: renaming over a device or a pipe (`/dev/null`) would
+/// remove it for all users.
 ///
 /// # Errors
 /// If the path is a folder, a device, a pipe or a socket.
 pub fn check_replaceable(path: &Path) -> io::Result<()> {
     match path.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => Err(io::Error::other("it is a folder")),
-        Ok(metadata) if !metadata.is_file() && !metadata.is_symlink() => Err(io::Error::other("not a file")),
+        Ok(metadata) if !metadata.is_file() && !metadata.is_symlink() => {
+            Err(io::Error::other("not a file"))
+        }
         _ => Ok(()),
     }
 }
@@ -28,7 +31,8 @@ pub fn check_replaceable(path: &Path) -> io::Result<()> {
 pub enum Access {
     /// Its owner.
     Private,
-    /// The users that could read the replaced file; all users if there was none, whatever the umask says.
+    /// The users that could read the replaced file; all users if there was none, whatever the umask
+    /// says.
     Public,
 }
 
@@ -37,7 +41,10 @@ impl Access {
         if self == Self::Private {
             return Ok(());
         }
-        let before = path.symlink_metadata().ok().filter(std::fs::Metadata::is_file);
+        let before = path
+            .symlink_metadata()
+            .ok()
+            .filter(std::fs::Metadata::is_file);
         if let Some(before) = &before {
             // Only root may give a file away; others keep what they can.
             let _ = fchown(file, None, Some(Gid::from_raw(before.gid())));
@@ -48,8 +55,8 @@ impl Access {
     }
 }
 
-/// Writes a temporary file and renames it, so that a reader sees the old text or the new one, never half of one.
-/// A symbolic link is replaced, not followed.
+/// Writes a temporary file and renames it, so that a reader sees the old text or the new one, never
+/// half of one. A symbolic link is replaced, not followed.
 ///
 /// # Errors
 /// If the file can't be written. The old one is unchanged then.
@@ -60,8 +67,15 @@ pub fn replace(path: &Path, access: Access, text: &str) -> io::Result<()> {
     temporary.push(format!(".{:016x}", random()));
     let temporary = path.with_file_name(temporary);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut file = std::fs::File::from(rustix::fs::open(&temporary, flags, Mode::RUSR | Mode::WUSR)?);
-    let written = access.apply(&file, path).and_then(|()| file.write_all(text.as_bytes())).and_then(|()| std::fs::rename(&temporary, path));
+    let mut file = std::fs::File::from(rustix::fs::open(
+        &temporary,
+        flags,
+        Mode::RUSR | Mode::WUSR,
+    )?);
+    let written = access
+        .apply(&file, path)
+        .and_then(|()| file.write_all(text.as_bytes()))
+        .and_then(|()| std::fs::rename(&temporary, path));
     if written.is_err() {
         let _ = std::fs::remove_file(&temporary);
     }

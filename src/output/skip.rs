@@ -43,17 +43,31 @@ impl Skip<'_> {
 
     /// Returns `demo: ana@lap began it 3s ago (fence 17), skew guard 5s: not run`.
     fn denied(&self, denial: &Denial, option: &str) -> String {
-        let who = holders::user_at_host(denial.metadata.as_ref()).unwrap_or_else(|| "another process".into());
+        let who = holders::user_at_host(denial.metadata.as_ref())
+            .unwrap_or_else(|| "another process".into());
         let (did, more) = match denial.rule {
             Rule::Once(RunState::Ok) => ("ran", ""),
             Rule::Once(RunState::Failed) => ("ran", " and failed"),
             Rule::Once(RunState::Started) => ("began", " and was not heard of since"),
-            Rule::Once(RunState::Unknown) => ("ran", " and was stopped before its work was known to be done"),
+            Rule::Once(RunState::Unknown) => (
+                "ran",
+                " and was stopped before its work was known to be done",
+            ),
             _ => ("began", ""),
         };
-        let when = denial.began.map_or_else(|| ", when is unknown".into(), |ago| format!(" {} ago", age(ago)));
-        let fence = denial.fence.map(|fence| format!(" (fence {fence})")).unwrap_or_default();
-        format!("{}: {who} {did} it{when}{fence}{more}, {option}: {}", self.key.escaped(), self.outcome)
+        let when = denial.began.map_or_else(
+            || ", when is unknown".into(),
+            |ago| format!(" {} ago", age(ago)),
+        );
+        let fence = denial
+            .fence
+            .map(|fence| format!(" (fence {fence})"))
+            .unwrap_or_default();
+        format!(
+            "{}: {who} {did} it{when}{fence}{more}, {option}: {}",
+            self.key.escaped(),
+            self.outcome
+        )
     }
 
     fn busy(&self, busy: &Busy) -> String {
@@ -65,7 +79,12 @@ impl Skip<'_> {
             [] => text += "held by another process",
             [first, others @ ..] => {
                 let _ = write!(text, "held by {}", holders::holder(first));
-                if let Some(pid) = first.metadata.as_ref().and_then(|m| m.pid).filter(|_| !first.detached) {
+                if let Some(pid) = first
+                    .metadata
+                    .as_ref()
+                    .and_then(|m| m.pid)
+                    .filter(|_| !first.detached)
+                {
                     let _ = write!(text, ", pid {pid},");
                 }
                 if let Some(held) = first.held_for {
@@ -86,7 +105,11 @@ impl Skip<'_> {
         if self.waited.is_zero() {
             format!("{text}: {}", self.outcome)
         } else {
-            format!("{text}, after a wait of {}: {}", age(self.waited), self.outcome)
+            format!(
+                "{text}, after a wait of {}: {}",
+                age(self.waited),
+                self.outcome
+            )
         }
     }
 
@@ -99,7 +122,9 @@ impl Skip<'_> {
                 return match (busy.holders.first().map(|holder| holder.mode), self.mode) {
                     // The two runs are configured with different numbers of permits.
                     (Some(Mode::Permits(theirs)), Mode::Permits(ours)) if theirs != ours => {
-                        format!("the holder asked for one of {theirs} permits, this run for one of {ours}; {tells}")
+                        format!(
+                            "the holder asked for one of {theirs} permits, this run for one of {ours}; {tells}"
+                        )
                     }
                     _ if self.waited.is_zero() && self.outcome.ends_with(NO_WAIT) => tells,
                     _ if self.waited.is_zero() => format!("-w 30s waits; {tells}"),
@@ -108,12 +133,23 @@ impl Skip<'_> {
             }
         };
         let history = format!("dlock history {} tells more", holders::shell(self.key));
-        let override_hint = if self.outcome == "not run" { "--anyway --reason TEXT runs it now; " } else { "" };
-        let again = denial.again_in.map(|left| format!("free again in {}; ", age(left))).unwrap_or_default();
+        let override_hint = if self.outcome == "not run" {
+            "--anyway --reason TEXT runs it now; "
+        } else {
+            ""
+        };
+        let again = denial
+            .again_in
+            .map(|left| format!("free again in {}; ", age(left)))
+            .unwrap_or_default();
         match denial.rule {
             Rule::Once(RunState::Failed) => format!("--retry-failed N runs it again; {history}"),
-            Rule::Once(RunState::Started) => format!("if it is dead, --retry-crashed runs it again; {history}"),
-            Rule::Once(RunState::Unknown) => format!("if its work is not done, --retry-crashed runs it again; {history}"),
+            Rule::Once(RunState::Started) => {
+                format!("if it is dead, --retry-crashed runs it again; {history}")
+            }
+            Rule::Once(RunState::Unknown) => {
+                format!("if its work is not done, --retry-crashed runs it again; {history}")
+            }
             Rule::Once(_) => format!("{override_hint}{history}"),
             Rule::SkewGuard(_) | Rule::AtLeast(_) => format!("{again}{override_hint}{history}"),
         }
@@ -151,28 +187,85 @@ mod tests {
             command: Some("sleep".into()),
             ..Metadata::default()
         };
-        let mut busy = Busy { holders: vec![holder(Some(ana))], ..Busy::default() };
-        let skip = Skip { key: &key, mode: Mode::Exclusive, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not run" };
-        assert_eq!(skip.text(), "demo is held by ana@lap, pid 4711, for 3s (sleep): not run");
+        let mut busy = Busy {
+            holders: vec![holder(Some(ana))],
+            ..Busy::default()
+        };
+        let skip = Skip {
+            key: &key,
+            mode: Mode::Exclusive,
+            cause: Cause::Busy(&busy),
+            waited: Duration::ZERO,
+            outcome: "not run",
+        };
+        assert_eq!(
+            skip.text(),
+            "demo is held by ana@lap, pid 4711, for 3s (sleep): not run"
+        );
         assert_eq!(skip.hint(), "-w 30s waits; dlock inspect demo tells more");
-        let skip = Skip { waited: Duration::from_secs(30), ..skip };
-        assert_eq!(skip.text(), "demo is still held by ana@lap, pid 4711, for 3s (sleep), after a wait of 30s: not run");
+        let skip = Skip {
+            waited: Duration::from_secs(30),
+            ..skip
+        };
+        assert_eq!(
+            skip.text(),
+            "demo is still held by ana@lap, pid 4711, for 3s (sleep), after a wait of 30s: not run"
+        );
         busy.holders = vec![holder(None)];
-        let skip = Skip { key: &key, mode: Mode::Exclusive, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not taken" };
-        assert_eq!(skip.text(), "demo is held by another process for 3s: not taken");
+        let skip = Skip {
+            key: &key,
+            mode: Mode::Exclusive,
+            cause: Cause::Busy(&busy),
+            waited: Duration::ZERO,
+            outcome: "not taken",
+        };
+        assert_eq!(
+            skip.text(),
+            "demo is held by another process for 3s: not taken"
+        );
         busy.holders.clear();
-        let skip = Skip { key: &key, mode: Mode::Exclusive, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not taken" };
+        let skip = Skip {
+            key: &key,
+            mode: Mode::Exclusive,
+            cause: Cause::Busy(&busy),
+            waited: Duration::ZERO,
+            outcome: "not taken",
+        };
         assert_eq!(skip.text(), "demo is held by another process: not taken");
     }
 
     #[test]
     fn a_different_number_of_permits_is_explained() {
         let key = Key::new("pool").unwrap();
-        let busy = Busy { holders: vec![Holder { mode: Mode::Permits(5), ..holder(None) }; 3], ..Busy::default() };
-        let skip = Skip { key: &key, mode: Mode::Permits(3), cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not run" };
-        assert_eq!(skip.text(), "pool is held by another process for 3s and 2 more: not run");
-        assert_eq!(skip.hint(), "the holder asked for one of 5 permits, this run for one of 3; dlock inspect pool tells more");
-        let alike = Skip { mode: Mode::Permits(5), ..skip };
+        let busy = Busy {
+            holders: vec![
+                Holder {
+                    mode: Mode::Permits(5),
+                    ..holder(None)
+                };
+                3
+            ],
+            ..Busy::default()
+        };
+        let skip = Skip {
+            key: &key,
+            mode: Mode::Permits(3),
+            cause: Cause::Busy(&busy),
+            waited: Duration::ZERO,
+            outcome: "not run",
+        };
+        assert_eq!(
+            skip.text(),
+            "pool is held by another process for 3s and 2 more: not run"
+        );
+        assert_eq!(
+            skip.hint(),
+            "the holder asked for one of 5 permits, this run for one of 3; dlock inspect pool tells more"
+        );
+        let alike = Skip {
+            mode: Mode::Permits(5),
+            ..skip
+        };
         assert_eq!(alike.hint(), "-w 30s waits; dlock inspect pool tells more");
     }
 
@@ -183,7 +276,10 @@ mod tests {
             rule,
             fence: Some(crate::lock::Fence(17)),
             began: Some(Duration::from_secs(3)),
-            metadata: Some(Metadata { host: Some("lap".into()), ..Metadata::default() }),
+            metadata: Some(Metadata {
+                host: Some("lap".into()),
+                ..Metadata::default()
+            }),
             again_in: Some(Duration::from_secs(2)),
         };
         let said = |rule, option| {
@@ -198,10 +294,22 @@ mod tests {
             (skip.text(), skip.hint())
         };
         let (text, hint) = said(Rule::SkewGuard(Duration::from_secs(5)), "skew guard 5s");
-        assert_eq!(text, "demo: lap began it 3s ago (fence 17), skew guard 5s: not run");
-        assert_eq!(hint, "free again in 2s; --anyway --reason TEXT runs it now; dlock history demo tells more");
+        assert_eq!(
+            text,
+            "demo: lap began it 3s ago (fence 17), skew guard 5s: not run"
+        );
+        assert_eq!(
+            hint,
+            "free again in 2s; --anyway --reason TEXT runs it now; dlock history demo tells more"
+        );
         let (text, hint) = said(Rule::Once(RunState::Failed), "once per 1m");
-        assert_eq!(text, "demo: lap ran it 3s ago (fence 17) and failed, once per 1m: not run");
-        assert_eq!(hint, "--retry-failed N runs it again; dlock history demo tells more");
+        assert_eq!(
+            text,
+            "demo: lap ran it 3s ago (fence 17) and failed, once per 1m: not run"
+        );
+        assert_eq!(
+            hint,
+            "--retry-failed N runs it again; dlock history demo tells more"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The file with the verdict of a `run`, for callers that can't distinguish dlock's exit status from the command's.
+//! The file with the verdict of a `run`, for callers that can't distinguish dlock's exit status
+//! from the command's.
 
 use std::{
     ffi::OsString,
@@ -27,7 +28,9 @@ impl StatusFile {
             _ => PathBuf::from("."),
         };
         // dlock may change its working directory later, so the folder is resolved now.
-        let folder = folder.canonicalize().map_err(|error| format!("its folder: {}", super::plain(&error)))?;
+        let folder = folder
+            .canonicalize()
+            .map_err(|error| format!("its folder: {}", super::plain(&error)))?;
         if !folder.is_dir() {
             return Err("its folder is none".into());
         }
@@ -46,7 +49,9 @@ impl StatusFile {
     /// # Errors
     /// If an earlier verdict could neither be replaced nor removed.
     pub fn begin(&self, text: &str) -> io::Result<()> {
-        let Err(error) = self.write(text) else { return Ok(()) };
+        let Err(error) = self.write(text) else {
+            return Ok(());
+        };
         match std::fs::remove_file(self.path()) {
             Err(left) if left.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -74,7 +79,10 @@ mod tests {
         let path = folder.path().join("status.json");
         let file = StatusFile::new(&path).unwrap();
         file.write("one").unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         let victim = folder.path().join("victim");
         fs::write(&victim, "precious").unwrap();
         fs::remove_file(&path).unwrap();
@@ -82,13 +90,25 @@ mod tests {
         file.write("two").unwrap();
         assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
         assert_eq!(fs::read_to_string(&path).unwrap(), "two");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "no temporary file is left");
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            2,
+            "no temporary file is left"
+        );
     }
 
     #[test]
     fn devices_and_missing_folders_are_refused() {
-        assert!(StatusFile::new(Path::new("/dev/null")).unwrap_err().contains("not a file"));
-        assert!(StatusFile::new(Path::new("/nonexistent/x")).unwrap_err().contains("no such file"));
+        assert!(
+            StatusFile::new(Path::new("/dev/null"))
+                .unwrap_err()
+                .contains("not a file")
+        );
+        assert!(
+            StatusFile::new(Path::new("/nonexistent/x"))
+                .unwrap_err()
+                .contains("no such file")
+        );
         assert!(StatusFile::new(Path::new("/")).is_err());
         assert!(StatusFile::new(Path::new("")).is_err());
     }

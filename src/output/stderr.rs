@@ -1,7 +1,8 @@
 //! Messages on stderr, which must never delay a renewal.
 //!
-//! A stopped terminal (Ctrl-S) or a full pipe blocks every writer. While a lease is held, a separate thread writes, and lines that
-//! don't fit into its queue are dropped. O_NONBLOCK can't be used: it would apply to all processes that share the terminal.
+//! A stopped terminal (Ctrl-S) or a full pipe blocks every writer. While a lease is held, a
+//! separate thread writes, and lines that don't fit into its queue are dropped. O_NONBLOCK can't be
+//! used: it would apply to all processes that share the terminal.
 
 use std::{
     io,
@@ -78,7 +79,11 @@ pub(super) fn clear() {
 
 /// Prints lines in one write, so that lines of several processes don't mix. Errors are ignored.
 pub(super) fn lines(text: &str) {
-    if DRAWN.swap(false, Ordering::Relaxed) { send(&format!("{CLEAR_LINE}{text}")) } else { send(text) }
+    if DRAWN.swap(false, Ordering::Relaxed) {
+        send(&format!("{CLEAR_LINE}{text}"));
+    } else {
+        send(text);
+    }
 }
 
 fn send(text: &str) {
@@ -103,7 +108,10 @@ fn send(text: &str) {
 
 fn start() -> Option<SyncSender<String>> {
     let (sender, texts) = sync_channel(QUEUE);
-    thread::Builder::new().name("dlock-stderr".into()).spawn(move || run(&texts)).ok()?;
+    thread::Builder::new()
+        .name("dlock-stderr".into())
+        .spawn(move || run(&texts))
+        .ok()?;
     Some(sender)
 }
 
@@ -139,6 +147,13 @@ pub(super) fn write_all(fd: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
 }
 
 fn is_writable() -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut [PollFd::new(&io::stderr(), PollFlags::OUT)], Some(&now)).is_ok_and(|ready| ready > 0)
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(
+        &mut [PollFd::new(&io::stderr(), PollFlags::OUT)],
+        Some(&now),
+    )
+    .is_ok_and(|ready| ready > 0)
 }

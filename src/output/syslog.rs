@@ -34,14 +34,18 @@ pub struct Syslog {
 
 impl Default for Syslog {
     fn default() -> Self {
-        Self { socket: "/dev/log".into() }
+        Self {
+            socket: "/dev/log".into(),
+        }
     }
 }
 
 impl Syslog {
     /// Uses another socket, for tests.
     pub fn at(socket: &Path) -> Self {
-        Self { socket: socket.to_owned() }
+        Self {
+            socket: socket.to_owned(),
+        }
     }
 
     /// Sends the result of a run, as `policy` says.
@@ -68,10 +72,17 @@ impl Syslog {
 
     /// Sends a line, or drops it if that would block.
     fn send(&self, priority: u8, text: &str) {
-        let Ok(socket) = UnixDatagram::unbound() else { return };
+        let Ok(socket) = UnixDatagram::unbound() else {
+            return;
+        };
         // `connect` also blocks when the daemon's queue is full.
         if socket.set_nonblocking(true).is_ok() && socket.connect(&self.socket).is_ok() {
-            let line = format!("<{priority}>{} dlock[{}]: {}", Now::read().syslog(), std::process::id(), printable(text));
+            let line = format!(
+                "<{priority}>{} dlock[{}]: {}",
+                Now::read().syslog(),
+                std::process::id(),
+                printable(text)
+            );
             let _ = socket.send(line.as_bytes());
         }
     }
@@ -91,7 +102,14 @@ mod tests {
         let mut buffer = [0; 1024];
         let length = daemon.recv(&mut buffer).unwrap();
         let line = std::str::from_utf8(&buffer[..length]).unwrap();
-        assert!(line.starts_with("<78>") && line.ends_with(&format!("dlock[{}]: sms-job skipped\\nbusy", std::process::id())), "{line}");
+        assert!(
+            line.starts_with("<78>")
+                && line.ends_with(&format!(
+                    "dlock[{}]: sms-job skipped\\nbusy",
+                    std::process::id()
+                )),
+            "{line}"
+        );
         for _ in 0..5000 {
             Syslog::at(&path).send(INFO, "no reader");
         }

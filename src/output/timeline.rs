@@ -1,4 +1,5 @@
-//! The drawing of `history --timeline`: which host ran when, how each run ended, and which hosts skipped.
+//! The drawing of `history --timeline`: which host ran when, how each run ended, and which hosts
+//! skipped.
 
 use std::fmt::Write as _;
 
@@ -31,7 +32,10 @@ const MARKS: [(char, &str, &str); 8] = [
 ];
 
 fn mark(run: &RunOf) -> char {
-    let timed_out = run.why.as_deref().is_some_and(|why| why.starts_with("max runtime"));
+    let timed_out = run
+        .why
+        .as_deref()
+        .is_some_and(|why| why.starts_with("max runtime"));
     match &run.end {
         None => '>',
         Some(_) if timed_out => 'T',
@@ -44,14 +48,20 @@ fn mark(run: &RunOf) -> char {
     }
 }
 
-/// A time axis on which a second and a day are both visible: the distance of two events is the logarithm of their time difference.
+/// A time axis on which a second and a day are both visible: the distance of two events is the
+/// logarithm of their time difference.
 struct Axis {
     /// The events in ms since 1970, with their positions from 0 to 1.
     at: Vec<(u64, f64)>,
     room: usize,
 }
 
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "columns of a drawing")]
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "columns of a drawing"
+)]
 impl Axis {
     fn new(mut events: Vec<u64>, room: usize) -> Self {
         events.sort_unstable();
@@ -69,37 +79,79 @@ impl Axis {
     }
 
     fn column(&self, ms: u64) -> usize {
-        let position = self.at.iter().rev().find(|(event, _)| *event <= ms).map_or(0.0, |(_, position)| *position);
+        let position = self
+            .at
+            .iter()
+            .rev()
+            .find(|(event, _)| *event <= ms)
+            .map_or(0.0, |(_, position)| *position);
         ((position * (self.room - 1) as f64) as usize).min(self.room - 1)
     }
 
     /// Returns the time of the event that is nearest to this column.
     fn nearest_event(&self, column: usize) -> u64 {
         let position = column as f64 / (self.room - 1) as f64;
-        self.at.iter().min_by(|a, b| (a.1 - position).abs().total_cmp(&(b.1 - position).abs())).map_or(0, |(event, _)| *event)
+        self.at
+            .iter()
+            .min_by(|a, b| (a.1 - position).abs().total_cmp(&(b.1 - position).abs()))
+            .map_or(0, |(event, _)| *event)
     }
 }
 
 /// Returns the drawing of the latest runs, the oldest at the left.
-pub fn view(runs: &[RunOf], last: usize, skips: &[SkipCount], now: &Now, style: TableStyle) -> String {
+pub fn view(
+    runs: &[RunOf],
+    last: usize,
+    skips: &[SkipCount],
+    now: &Now,
+    style: TableStyle,
+) -> String {
     let most = style.width.unwrap_or(80);
     let until = now.unix_ms();
     let bar = |run: &RunOf| {
         let from = run.started_ms?;
-        let to = if run.end.is_none() { until } else { run.ended_ms.unwrap_or(from) };
-        Some(Bar { host: run.host(), from, to: to.max(from), mark: mark(run) })
+        let to = if run.end.is_none() {
+            until
+        } else {
+            run.ended_ms.unwrap_or(from)
+        };
+        Some(Bar {
+            host: run.host(),
+            from,
+            to: to.max(from),
+            mark: mark(run),
+        })
     };
-    let mut bars: Vec<Bar> = runs.iter().filter(|run| run.is_run()).filter_map(bar).collect();
-    let mut hosts: Vec<String> =
-        bars.iter().map(|bar| bar.host.clone()).chain(skips.iter().map(|skips| holders::clean(&skips.host, 20))).collect();
+    let mut bars: Vec<Bar> = runs
+        .iter()
+        .filter(|run| run.is_run())
+        .filter_map(bar)
+        .collect();
+    let mut hosts: Vec<String> = bars
+        .iter()
+        .map(|bar| bar.host.clone())
+        .chain(skips.iter().map(|skips| holders::clean(&skips.host, 20)))
+        .collect();
     hosts.sort();
     hosts.dedup();
     let skipped = |host: &String| {
-        let count: u64 = skips.iter().filter(|skips| holders::clean(&skips.host, 20) == *host).map(|skips| skips.count).sum();
-        if count > 0 { format!("  skipped {count}") } else { String::new() }
+        let count: u64 = skips
+            .iter()
+            .filter(|skips| holders::clean(&skips.host, 20) == *host)
+            .map(|skips| skips.count)
+            .sum();
+        if count > 0 {
+            format!("  skipped {count}")
+        } else {
+            String::new()
+        }
     };
     let name = hosts.iter().map(|host| width(host)).max().unwrap_or(0);
-    let suffix = hosts.iter().map(|host| width(&skipped(host))).max().unwrap_or(0);
+    let suffix = hosts
+        .iter()
+        .map(|host| width(&skipped(host)))
+        .max()
+        .unwrap_or(0);
     let room = most.saturating_sub(name + 3 + suffix).max(20);
     // Each run needs a column and a gap.
     let shown = bars.len().min(last).min(room / 2);
@@ -108,17 +160,35 @@ pub fn view(runs: &[RunOf], last: usize, skips: &[SkipCount], now: &Now, style: 
     if bars.is_empty() {
         return "no runs are remembered\n".into();
     }
-    let axis = Axis::new(bars.iter().flat_map(|bar| [bar.from, bar.to]).chain([until]).collect(), room);
+    let axis = Axis::new(
+        bars.iter()
+            .flat_map(|bar| [bar.from, bar.to])
+            .chain([until])
+            .collect(),
+        room,
+    );
     let mut text = String::new();
     for host in &hosts {
         let line = row(&bars, host, &axis, style);
         let _ = writeln!(text, "{} |{line}|{}", pad(host, name), skipped(host));
     }
     let _ = writeln!(text, "{:name$}  {}", "", labels(&axis, now));
-    let used = MARKS.iter().filter(|(mark, ..)| bars.iter().any(|bar| bar.mark == *mark));
-    let legend: Vec<String> = used.map(|(mark, means, sgr)| format!("{} {means}", style.paint(sgr, &mark.to_string()))).collect();
-    let older = if older > 0 { format!("   and {older} older") } else { String::new() };
-    let _ = writeln!(text, "{}{older}   (time is not to scale)", legend.join("   "));
+    let used = MARKS
+        .iter()
+        .filter(|(mark, ..)| bars.iter().any(|bar| bar.mark == *mark));
+    let legend: Vec<String> = used
+        .map(|(mark, means, sgr)| format!("{} {means}", style.paint(sgr, &mark.to_string())))
+        .collect();
+    let older = if older > 0 {
+        format!("   and {older} older")
+    } else {
+        String::new()
+    };
+    let _ = writeln!(
+        text,
+        "{}{older}   (time is not to scale)",
+        legend.join("   ")
+    );
     text
 }
 
@@ -133,7 +203,10 @@ fn row(bars: &[Bar], host: &str, axis: &Axis, style: TableStyle) -> String {
         cells[to] = bar.mark;
     }
     let paint = |cell: &char| {
-        let sgr = MARKS.iter().find(|(mark, ..)| mark == cell).map_or("2", |(.., sgr)| sgr);
+        let sgr = MARKS
+            .iter()
+            .find(|(mark, ..)| mark == cell)
+            .map_or("2", |(.., sgr)| sgr);
         style.paint(sgr, &cell.to_string())
     };
     cells.iter().map(paint).collect()
@@ -146,11 +219,24 @@ fn labels(axis: &Axis, now: &Now) -> String {
     let middle = label(axis.room / 2);
     let taken = width(&first) + width(&middle) + width(&last);
     if taken + 4 > axis.room {
-        return format!("{first}{}{last}", " ".repeat(axis.room.saturating_sub(width(&first) + width(&last)).max(1)));
+        return format!(
+            "{first}{}{last}",
+            " ".repeat(
+                axis.room
+                    .saturating_sub(width(&first) + width(&last))
+                    .max(1)
+            )
+        );
     }
-    let before = (axis.room / 2).saturating_sub(width(&first) + width(&middle) / 2).max(1);
+    let before = (axis.room / 2)
+        .saturating_sub(width(&first) + width(&middle) / 2)
+        .max(1);
     let after = axis.room.saturating_sub(taken + before).max(1);
-    format!("{first}{}{middle}{}{last}", " ".repeat(before), " ".repeat(after))
+    format!(
+        "{first}{}{middle}{}{last}",
+        " ".repeat(before),
+        " ".repeat(after)
+    )
 }
 
 #[cfg(test)]
@@ -168,7 +254,10 @@ mod tests {
         let started = now().unix_ms() - ago * 1000;
         RunOf {
             fence: Some(Fence(ago)),
-            metadata: Some(Metadata { host: Some(host.into()), ..Metadata::default() }),
+            metadata: Some(Metadata {
+                host: Some(host.into()),
+                ..Metadata::default()
+            }),
             started_ms: Some(started),
             ended_ms: end.is_some().then_some(started + ran * 1000),
             end,
@@ -185,15 +274,59 @@ mod tests {
             run("web1", 90_000, 2, Some(End::Lost)),
             run("web1", 864_000, 40_000, Some(End::Broken)),
         ];
-        let skips = [SkipCount { host: "web5".into(), count: 4, since_ms: None, last_ms: None, reason: "busy".into() }];
-        let text = view(&runs, 20, &skips, &now(), TableStyle { width: Some(80), color: false });
+        let skips = [SkipCount {
+            host: "web5".into(),
+            count: 4,
+            since_ms: None,
+            last_ms: None,
+            reason: "busy".into(),
+        }];
+        let text = view(
+            &runs,
+            20,
+            &skips,
+            &now(),
+            TableStyle {
+                width: Some(80),
+                color: false,
+            },
+        );
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines.iter().all(|line| width(line) <= 80), "{text}");
-        assert!(lines[0].starts_with("web1 |=") && ['B', 'L', 'x'].iter().all(|mark| lines[0].matches(*mark).count() == 1), "{text}");
-        assert!(lines[1].matches('=').count() > 5 && lines[2].contains(">|") && lines[3].ends_with("|  skipped 4"), "{text}");
-        assert!(lines[5].contains("B broken") && !lines[5].contains("expired"), "{text}");
-        let colored = view(&runs, 20, &skips, &now(), TableStyle { width: Some(80), color: true });
-        assert!(colored.contains("\x1b[31mx\x1b[0m") && colored.contains("\x1b[32m="), "{colored}");
-        assert_eq!(view(&[], 20, &[], &now(), TableStyle::default()), "no runs are remembered\n");
+        assert!(
+            lines[0].starts_with("web1 |=")
+                && ['B', 'L', 'x']
+                    .iter()
+                    .all(|mark| lines[0].matches(*mark).count() == 1),
+            "{text}"
+        );
+        assert!(
+            lines[1].matches('=').count() > 5
+                && lines[2].contains(">|")
+                && lines[3].ends_with("|  skipped 4"),
+            "{text}"
+        );
+        assert!(
+            lines[5].contains("B broken") && !lines[5].contains("expired"),
+            "{text}"
+        );
+        let colored = view(
+            &runs,
+            20,
+            &skips,
+            &now(),
+            TableStyle {
+                width: Some(80),
+                color: true,
+            },
+        );
+        assert!(
+            colored.contains("\x1b[31mx\x1b[0m") && colored.contains("\x1b[32m="),
+            "{colored}"
+        );
+        assert_eq!(
+            view(&[], 20, &[], &now(), TableStyle::default()),
+            "no runs are remembered\n"
+        );
     }
 }

@@ -46,7 +46,8 @@ impl From<crate::supervise::ProcessEnd> for CommandEnd {
     }
 }
 
-/// Whether the lock is free after the run. For several locks the worst result counts, which is the last in this order.
+/// Whether the lock is free after the run. For several locks the worst result counts, which is the
+/// last in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReleaseResult {
@@ -75,7 +76,8 @@ pub struct Verdict {
     pub command: Option<CommandEnd>,
     /// The fence of the hold.
     pub fence: Option<Fence>,
-    /// All locks of the run with their fences, in the order of their keys; empty if they were not taken.
+    /// All locks of the run with their fences, in the order of their keys; empty if they were not
+    /// taken.
     pub keys: Vec<(Key, Fence)>,
     /// The permit's number.
     pub permit: Option<u32>,
@@ -135,7 +137,10 @@ impl Verdict {
 
     /// Whether the outcome needs attention.
     pub fn is_bad(&self) -> bool {
-        matches!(self.outcome, RunResult::Lost | RunResult::Broken | RunResult::TimedOut | RunResult::Error)
+        matches!(
+            self.outcome,
+            RunResult::Lost | RunResult::Broken | RunResult::TimedOut | RunResult::Error
+        )
     }
 
     /// Returns the line for syslog: `sms-job skipped busy holder=web1 fence=812`.
@@ -158,14 +163,20 @@ impl Verdict {
                 } else {
                     add("skipped busy".into());
                     let holder = self.holders.first();
-                    (holder.and_then(|holder| holder.metadata.as_ref()), holder.and_then(|holder| holder.fence))
+                    (
+                        holder.and_then(|holder| holder.metadata.as_ref()),
+                        holder.and_then(|holder| holder.fence),
+                    )
                 };
                 if let Some(by) = self.by.as_ref().filter(|by| **by != self.key) {
                     add(format!("key={}", word(by.as_str())));
                 }
                 if self.refused.is_some() || !self.holders.is_empty() {
                     let host = metadata.and_then(|m| m.host.as_deref());
-                    add(format!("holder={}", host.map_or("?".into(), |host| word(&holders::clean(host, 64)))));
+                    add(format!(
+                        "holder={}",
+                        host.map_or("?".into(), |host| word(&holders::clean(host, 64)))
+                    ));
                 }
                 if let Some(fence) = fence {
                     add(format!("fence={fence}"));
@@ -211,16 +222,33 @@ impl Verdict {
             key: self.key.as_str(),
             backend: &self.backend,
             fence: self.fence.map(|fence| fence.0),
-            keys: self.keys.iter().map(|(key, fence)| KeyFenceReport { key: key.as_str(), fence: fence.0 }).collect(),
+            keys: self
+                .keys
+                .iter()
+                .map(|(key, fence)| KeyFenceReport {
+                    key: key.as_str(),
+                    fence: fence.0,
+                })
+                .collect(),
             permit: self.permit,
             by: self.by.as_ref().map(Key::as_str),
             started: self.started.map(time::rfc3339),
             waited_ms: time::millis(self.waited),
             ran_ms: self.ran.map(time::millis),
-            command: self.command.map(|_| CommandReport { status: exit_status, signal }),
+            command: self.command.map(|_| CommandReport {
+                status: exit_status,
+                signal,
+            }),
             released: self.release_result,
-            holders: self.holders.iter().map(|holder| json::HolderReport::new(holder, now)).collect(),
-            refused: self.refused.as_ref().map(|(denial, option)| json::DeniedReport::new(denial, option, now)),
+            holders: self
+                .holders
+                .iter()
+                .map(|holder| json::HolderReport::new(holder, now))
+                .collect(),
+            refused: self
+                .refused
+                .as_ref()
+                .map(|(denial, option)| json::DeniedReport::new(denial, option, now)),
             error: self.error.as_ref().map(json::ErrorReport::new),
         }
     }
@@ -273,7 +301,11 @@ struct CommandReport {
 /// Returns `text` as one word of a line, in quotes if needed.
 fn word(text: &str) -> String {
     let text = printable(text);
-    if text.chars().any(|c| c == ' ' || c == '"' || c == '=') { format!("{text:?}") } else { text.into_owned() }
+    if text.chars().any(|c| c == ' ' || c == '"' || c == '=') {
+        format!("{text:?}")
+    } else {
+        text.into_owned()
+    }
 }
 
 #[cfg(test)]
@@ -282,14 +314,22 @@ mod tests {
     use crate::lock::{Kind, Metadata, Mode};
 
     fn verdict(outcome: RunResult, status: u8) -> Verdict {
-        Verdict::new(outcome, &Key::new("sms-job").unwrap(), "redis://r1:6379", status)
+        Verdict::new(
+            outcome,
+            &Key::new("sms-job").unwrap(),
+            "redis://r1:6379",
+            status,
+        )
     }
 
     fn holder() -> Holder {
         Holder {
             permit: None,
             mode: Mode::Exclusive,
-            metadata: Some(Metadata { host: Some("web1".into()), ..Metadata::default() }),
+            metadata: Some(Metadata {
+                host: Some("web1".into()),
+                ..Metadata::default()
+            }),
             fence: Some(Fence(812)),
             foreign: false,
             detached: false,
@@ -303,7 +343,10 @@ mod tests {
 
     #[test]
     fn the_line_summarizes_the_run() {
-        let skipped = Verdict { holders: vec![holder()], ..verdict(RunResult::Busy, 75) };
+        let skipped = Verdict {
+            holders: vec![holder()],
+            ..verdict(RunResult::Busy, 75)
+        };
         assert_eq!(skipped.line(), "sms-job skipped busy holder=web1 fence=812");
         let ran = Verdict {
             command: Some(CommandEnd::Exited(3)),
@@ -312,25 +355,38 @@ mod tests {
             ..verdict(RunResult::Ok, 3)
         };
         assert_eq!(ran.line(), "sms-job ran status=3 fence=7 ran=1.500s");
-        let lost =
-            Verdict { error: Some(Error::new(Kind::Timeout, "no renewal for 36s")), fence: Some(Fence(7)), ..verdict(RunResult::Lost, 76) };
-        assert_eq!(lost.line(), "sms-job lost fence=7 error=\"no renewal for 36s\"");
+        let lost = Verdict {
+            error: Some(Error::new(Kind::Timeout, "no renewal for 36s")),
+            fence: Some(Fence(7)),
+            ..verdict(RunResult::Lost, 76)
+        };
+        assert_eq!(
+            lost.line(),
+            "sms-job lost fence=7 error=\"no renewal for 36s\""
+        );
         assert!(lost.is_bad() && !ran.is_bad() && !skipped.is_bad());
     }
 
     #[test]
     fn odd_names_stay_one_word() {
         let key = Key::new("a b=\"c").unwrap();
-        assert_eq!(Verdict::new(RunResult::Interrupted, &key, "local", 130).line(), r#""a b=\"c" interrupted"#);
+        assert_eq!(
+            Verdict::new(RunResult::Interrupted, &key, "local", 130).line(),
+            r#""a b=\"c" interrupted"#
+        );
     }
 
     #[test]
     fn unknown_is_null() {
-        let json: serde_json::Value = serde_json::from_str(&verdict(RunResult::Interrupted, 130).json()).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_str(&verdict(RunResult::Interrupted, 130).json()).unwrap();
         assert_eq!(json["schema"], "dlock/1");
         assert_eq!(json["result"], "interrupted");
         for unknown in ["fence", "started", "ran_ms", "command", "released", "error"] {
-            assert!(json.get(unknown).is_some_and(serde_json::Value::is_null), "{unknown}");
+            assert!(
+                json.get(unknown).is_some_and(serde_json::Value::is_null),
+                "{unknown}"
+            );
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The captured output of the command: a bounded tail of stdout and stderr, which share one pipe.
 //!
-//! A thread reads the pipe, so that much output delays no renewal. dlock never waits for the end of file: a leftover process
-//! may keep the pipe open.
+//! A thread reads the pipe, so that much output delays no renewal. dlock never waits for the end of
+//! file: a leftover process may keep the pipe open.
 
 use std::{
     io,
@@ -40,7 +40,10 @@ impl CapturedOutput {
     fn cut(&mut self) {
         let more = self.tail.len().saturating_sub(MOST);
         // Keep whole lines, if there are any.
-        let line = self.tail[more..].iter().position(|byte| *byte == b'\n').filter(|_| more > 0);
+        let line = self.tail[more..]
+            .iter()
+            .position(|byte| *byte == b'\n')
+            .filter(|_| more > 0);
         let more = line.map_or(more, |line| more + line + 1);
         self.tail.drain(..more);
         self.left_out += more as u64;
@@ -62,7 +65,9 @@ impl Capture {
     pub fn start(pipe: OwnedFd) -> io::Result<Self> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let stopped = stop.try_clone()?;
-        let reader = thread::Builder::new().name("dlock-output".into()).spawn(move || collect(&pipe, &stopped))?;
+        let reader = thread::Builder::new()
+            .name("dlock-output".into())
+            .spawn(move || collect(&pipe, &stopped))?;
         Ok(Self { stop, reader })
     }
 
@@ -84,7 +89,13 @@ fn collect(pipe: &OwnedFd, stopped: &OwnedFd) -> CapturedOutput {
             Ok(length) => printed.add(&buffer[..length]),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) if last.is_none() => {
-                let _ = poll(&mut [PollFd::new(pipe, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)], None);
+                let _ = poll(
+                    &mut [
+                        PollFd::new(pipe, PollFlags::IN),
+                        PollFd::new(stopped, PollFlags::IN),
+                    ],
+                    None,
+                );
             }
             Err(_) => break,
         }
@@ -112,7 +123,9 @@ mod tests {
         printed.cut();
         assert!(printed.tail.len() <= MOST && printed.tail.len() > MOST - 20);
         assert!(printed.tail.starts_with(b"line ") && printed.tail.ends_with(b"line 399999\n"));
-        let all: u64 = (0..400_000).map(|n: u32| n.to_string().len() as u64 + 6).sum();
+        let all: u64 = (0..400_000)
+            .map(|n: u32| n.to_string().len() as u64 + 6)
+            .sum();
         assert_eq!(printed.left_out + printed.tail.len() as u64, all);
     }
 

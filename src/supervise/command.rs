@@ -16,7 +16,10 @@ use std::{
 use rustix::{
     fs::{Access, StatVfsMountFlags, access, getxattr, statvfs},
     pipe::{PipeFlags, pipe_with},
-    process::{Pid, Signal, getegid, geteuid, getgid, getpid, getppid, getuid, set_parent_process_death_signal, setpgid},
+    process::{
+        Pid, Signal, getegid, geteuid, getgid, getpid, getppid, getuid,
+        set_parent_process_death_signal, setpgid,
+    },
     thread::{CapabilitySet, capabilities},
 };
 
@@ -27,20 +30,29 @@ use super::{
 };
 use crate::lock::{Error, Kind};
 
-/// Rejects, before any lock is taken, a command whose privileges would prevent dlock from killing it.
+/// Rejects, before any lock is taken, a command whose privileges would prevent dlock from killing
+/// it.
 ///
 /// The function doesn't check whether the command exists and is executable: the exec reports that.
 ///
 /// # Errors
-/// [`Kind::Usage`] for a set-uid or set-gid command or one with file capabilities, unless dlock [may kill](may_kill_all) it.
+/// [`Kind::Usage`] for a set-uid or set-gid command or one with file capabilities, unless dlock
+/// [may kill](may_kill_all) it.
 pub fn check_command(plan: &Plan) -> Result<(), Error> {
-    let Some(path) = plan.command.first().and_then(|name| find(name)) else { return Ok(()) };
-    let Ok(file) = std::fs::metadata(&path) else { return Ok(()) };
-    let is_plain = || statvfs(&path).is_ok_and(|system| system.f_flag.contains(StatVfsMountFlags::NOSUID));
+    let Some(path) = plan.command.first().and_then(|name| find(name)) else {
+        return Ok(());
+    };
+    let Ok(file) = std::fs::metadata(&path) else {
+        return Ok(());
+    };
+    let is_plain =
+        || statvfs(&path).is_ok_and(|system| system.f_flag.contains(StatVfsMountFlags::NOSUID));
     if may_kill_all() || rustix::thread::no_new_privs().unwrap_or(false) || is_plain() {
         return Ok(());
     }
-    let raises = |bit: u32, owner: u32, real: u32, effective: u32| file.mode() & bit != 0 && (owner != real || owner != effective);
+    let raises = |bit: u32, owner: u32, real: u32, effective: u32| {
+        file.mode() & bit != 0 && (owner != real || owner != effective)
+    };
     let what = if raises(0o4000, file.uid(), getuid().as_raw(), geteuid().as_raw()) {
         "is set-uid"
     } else if raises(0o2000, file.gid(), getgid().as_raw(), getegid().as_raw()) {
@@ -51,13 +63,20 @@ pub fn check_command(plan: &Plan) -> Result<(), Error> {
         return Ok(());
     };
     let name = plan.command[0].to_string_lossy().escape_debug().to_string();
-    Err(Error::new(Kind::Usage, format!("{name} {what}: it could not be killed when the lock is lost"))
-        .hint(format!("sudo dlock run … -- {name} …")))
+    Err(Error::new(
+        Kind::Usage,
+        format!("{name} {what}: it could not be killed when the lock is lost"),
+    )
+    .hint(format!("sudo dlock run … -- {name} …")))
 }
 
-/// Whether this process may signal every other one, as root usually may. In a container without `CAP_KILL` root may not.
+/// Whether this process may signal every other one, as root usually may. In a container without
+/// `CAP_KILL` root may not.
 pub fn may_kill_all() -> bool {
-    capabilities(None).map_or_else(|_| geteuid().is_root(), |own| own.effective.contains(CapabilitySet::KILL))
+    capabilities(None).map_or_else(
+        |_| geteuid().is_root(),
+        |own| own.effective.contains(CapabilitySet::KILL),
+    )
 }
 
 /// Returns the file that `execvp` would execute.
@@ -67,15 +86,22 @@ fn find(name: &OsStr) -> Option<PathBuf> {
         return Some(name.into());
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| runs(path))
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(name))
+        .find(|path| runs(path))
 }
 
-/// Returns the command's environment: dlock's own, without `DLOCK_*` options except `kept`, plus `given`.
+/// Returns the command's environment: dlock's own, without `DLOCK_*` options except `kept`, plus
+/// `given`.
 pub fn environment(kept: &[String], given: &[(String, String)]) -> Vec<CString> {
     merge(std::env::vars_os(), kept, given)
 }
 
-fn merge(inherited: impl Iterator<Item = (OsString, OsString)>, keep: &[String], given: &[(String, String)]) -> Vec<CString> {
+fn merge(
+    inherited: impl Iterator<Item = (OsString, OsString)>,
+    keep: &[String],
+    given: &[(String, String)],
+) -> Vec<CString> {
     let kept = |name: &OsStr| {
         let name = name.as_bytes();
         (!name.starts_with(b"DLOCK_") || keep.iter().any(|kept| kept.as_bytes() == name))
@@ -87,8 +113,14 @@ fn merge(inherited: impl Iterator<Item = (OsString, OsString)>, keep: &[String],
         entry.extend(value.into_vec());
         CString::new(entry).ok()
     };
-    let given = given.iter().map(|(name, value)| (name.into(), value.into()));
-    inherited.filter(|(name, _)| kept(name)).chain(given).filter_map(join).collect()
+    let given = given
+        .iter()
+        .map(|(name, value)| (name.into(), value.into()));
+    inherited
+        .filter(|(name, _)| kept(name))
+        .chain(given)
+        .filter_map(join)
+        .collect()
 }
 
 /// The guardian's parameters for executing the command.
@@ -130,7 +162,8 @@ impl Launch<'_> {
         Ok(Launched { pid, pipe })
     }
 
-    /// Executes the command in the new process. Returns only on failure: before the exec (0) or in it (1).
+    /// Executes the command in the new process. Returns only on failure: before the exec (0) or in
+    /// it (1).
     fn exec_command(&self, guardian: Pid) -> (u8, io::Error) {
         match self.prepare(guardian) {
             Ok(()) => (1, sys::exec(self.argv, self.environment)),
@@ -145,7 +178,9 @@ impl Launch<'_> {
         }
         setpgid(None, self.join)?;
         if let Some(cgroup) = self.cgroup {
-            cgroup.enter().or_else(|error| if self.must_enter { Err(error) } else { Ok(()) })?;
+            cgroup
+                .enter()
+                .or_else(|error| if self.must_enter { Err(error) } else { Ok(()) })?;
         }
         sys::keep_closed_stdio();
         if let Some(output) = self.output {
@@ -153,7 +188,8 @@ impl Launch<'_> {
             rustix::stdio::dup2_stderr(output)?;
         }
         if self.join.is_some() {
-            // Ctrl-Z before the exec would stop this process with the guardian waiting for the exec.
+            // Ctrl-Z before the exec would stop this process with the guardian waiting for the
+            // exec.
             sys::ignore_until_exec(libc::SIGTSTP);
         }
         sys::restore_dispositions();
@@ -189,19 +225,47 @@ mod tests {
 
     #[test]
     fn options_are_removed_and_given_variables_replace_old_ones() {
-        let inherited = [("PATH", "/bin"), ("DLOCK_WAIT", "5"), ("DLOCK_PASSWORD", "s"), ("DLOCK_BACKEND", "b"), ("DLOCK_CONFIG", "c")]
-            .into_iter()
-            .chain([("DLOCK_KEY", "outer"), ("DLOCK_HELD", "outer"), ("XDLOCK_A", "1"), ("EMPTY", "")])
-            .map(|(name, value)| (name.into(), value.into()));
-        let merged = merge(inherited, &["DLOCK_BACKEND".into(), "DLOCK_CONFIG".into()], &[("DLOCK_KEY".into(), "inner".into())]);
+        let inherited = [
+            ("PATH", "/bin"),
+            ("DLOCK_WAIT", "5"),
+            ("DLOCK_PASSWORD", "s"),
+            ("DLOCK_BACKEND", "b"),
+            ("DLOCK_CONFIG", "c"),
+        ]
+        .into_iter()
+        .chain([
+            ("DLOCK_KEY", "outer"),
+            ("DLOCK_HELD", "outer"),
+            ("XDLOCK_A", "1"),
+            ("EMPTY", ""),
+        ])
+        .map(|(name, value)| (name.into(), value.into()));
+        let merged = merge(
+            inherited,
+            &["DLOCK_BACKEND".into(), "DLOCK_CONFIG".into()],
+            &[("DLOCK_KEY".into(), "inner".into())],
+        );
         let merged: Vec<_> = merged.iter().map(|entry| entry.to_str().unwrap()).collect();
-        assert_eq!(merged, ["PATH=/bin", "DLOCK_BACKEND=b", "DLOCK_CONFIG=c", "XDLOCK_A=1", "EMPTY=", "DLOCK_KEY=inner"]);
+        assert_eq!(
+            merged,
+            [
+                "PATH=/bin",
+                "DLOCK_BACKEND=b",
+                "DLOCK_CONFIG=c",
+                "XDLOCK_A=1",
+                "EMPTY=",
+                "DLOCK_KEY=inner"
+            ]
+        );
     }
 
     #[test]
     fn a_command_is_found_as_execvp_finds_it() {
         assert!(find(OsStr::new("sh")).unwrap().ends_with("sh"));
-        assert_eq!(find(OsStr::new("./no/such")).unwrap(), Path::new("./no/such"));
+        assert_eq!(
+            find(OsStr::new("./no/such")).unwrap(),
+            Path::new("./no/such")
+        );
         assert_eq!(find(OsStr::new("no-such-command-anywhere")), None);
     }
 
@@ -209,10 +273,27 @@ mod tests {
     fn a_cgroup_that_cannot_be_entered_is_an_error_only_if_requested() {
         let argv = [c"true".into()];
         // Every write to /dev/full fails.
-        let full = Cgroup::entered_by(std::fs::File::options().write(true).open("/dev/full").unwrap().into());
-        for (must_enter, expected) in [(false, Ok(())), (true, Err(CannotStart::System(libc::ENOSPC)))] {
+        let full = Cgroup::entered_by(
+            std::fs::File::options()
+                .write(true)
+                .open("/dev/full")
+                .unwrap()
+                .into(),
+        );
+        for (must_enter, expected) in [
+            (false, Ok(())),
+            (true, Err(CannotStart::System(libc::ENOSPC))),
+        ] {
             let mask = SignalSet::of(&[]);
-            let launch = Launch { argv: &argv, environment: &[], output: None, join: None, cgroup: Some(&full), must_enter, mask: &mask };
+            let launch = Launch {
+                argv: &argv,
+                environment: &[],
+                output: None,
+                join: None,
+                cgroup: Some(&full),
+                must_enter,
+                mask: &mask,
+            };
             let launched = launch.run().unwrap();
             // A process that another test forks meanwhile has the pipe open for a moment.
             let verdict = std::iter::repeat_with(|| {
@@ -220,7 +301,8 @@ mod tests {
                 launched.verdict()
             });
             assert_eq!(verdict.take(2_000).flatten().next(), Some(expected));
-            rustix::process::waitpid(Some(launched.pid), rustix::process::WaitOptions::empty()).unwrap();
+            rustix::process::waitpid(Some(launched.pid), rustix::process::WaitOptions::empty())
+                .unwrap();
         }
     }
 

@@ -30,24 +30,28 @@ pub struct Detach {
     caller: File,
 }
 
-/// Forks a worker, and waits as its caller until the worker has detached or ended: the caller exits, or dies by a signal, as the
-/// worker did. Until it detaches, the worker dies with its caller.
+/// Forks a worker, and waits as its caller until the worker has detached or ended: the caller
+/// exits, or dies by a signal, as the worker did. Until it detaches, the worker dies with its
+/// caller.
 ///
-/// Call it before any thread exists. The worker closes inherited descriptors except the standard ones, so that no process waits
-/// for their end.
+/// Call it before any thread exists. The worker closes inherited descriptors except the standard
+/// ones, so that no process waits for their end.
 ///
 /// # Errors
 /// If the system has no processes or descriptors left.
 pub fn fork_renewer() -> io::Result<RenewerFork> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    // If SIGCHLD were ignored, the kernel would reap the worker and the caller would lose its status.
+    // If SIGCHLD were ignored, the kernel would reap the worker and the caller would lose its
+    // status.
     sys::set_ignored(libc::SIGCHLD, false);
     match sys::fork()? {
         Fork::Child => {
             set_parent_process_death_signal(Some(Signal::TERM))?;
             drop(read);
             close_others(&[&write])?;
-            Ok(RenewerFork::Renewer(Detach { caller: write.into() }))
+            Ok(RenewerFork::Renewer(Detach {
+                caller: write.into(),
+            }))
         }
         Fork::Parent(renewer) => {
             drop(write);
@@ -68,7 +72,12 @@ pub fn fork_renewer() -> io::Result<RenewerFork> {
                             sys::set_ignored(signal, false);
                             reraise(signal);
                         }
-                        return Ok(RenewerFork::Caller(ended.exit_status().and_then(|status| u8::try_from(status).ok()).unwrap_or(70)));
+                        return Ok(RenewerFork::Caller(
+                            ended
+                                .exit_status()
+                                .and_then(|status| u8::try_from(status).ok())
+                                .unwrap_or(70),
+                        ));
                     }
                 }
             }
@@ -80,7 +89,9 @@ pub fn fork_renewer() -> io::Result<RenewerFork> {
 pub(super) fn close_others(kept: &[&OwnedFd]) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;
     let listed = std::fs::read_dir("/proc/self/fd")?;
-    let open: Vec<i32> = listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    let open: Vec<i32> = listed
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
     for number in open {
         if number > 2 && kept.iter().all(|kept| kept.as_raw_fd() != number) {
             sys::close(number);
@@ -90,7 +101,8 @@ pub(super) fn close_others(kept: &[&OwnedFd]) -> io::Result<()> {
 }
 
 impl Detach {
-    /// Lets the caller exit with `status`, and moves the worker to a new session, with /dev/null for the standard streams.
+    /// Lets the caller exit with `status`, and moves the worker to a new session, with /dev/null
+    /// for the standard streams.
     ///
     /// # Errors
     /// If the detachment fails. The caller then still waits.
@@ -99,7 +111,8 @@ impl Detach {
         // A daemon's working directory would keep a file system from being unmounted.
         rustix::process::chdir("/")?;
         set_parent_process_death_signal(None)?;
-        // Fails only for a group leader, and a forked process leads a group only if it already has its own session.
+        // Fails only for a group leader, and a forked process leads a group only if it already has
+        // its own session.
         let _ = setsid();
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(&null)?;

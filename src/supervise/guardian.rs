@@ -1,7 +1,9 @@
-//! The guardian: the small process between dlock and the command that kills the tree when its time is up.
+//! The guardian: the small process between dlock and the command that kills the tree when its time
+//! is up.
 //!
-//! One thread, one poll loop, no runtime. It blocks every signal but KILL and STOP, has a process group of its own
-//! and is a subreaper. The guardian never talks to a store and never prints: dlock does both.
+//! One thread, one poll loop, no runtime. It blocks every signal but KILL and STOP, has a process
+//! group of its own and is a subreaper. The guardian never talks to a store and never prints: dlock
+//! does both.
 
 mod foreground;
 mod sleeping;
@@ -35,7 +37,8 @@ use crate::{
 const DRAIN_DELAY: Duration = Duration::from_millis(50);
 /// The interval at which the guardian sends CONT to dlock until dlock reports that it continues.
 const WAKE: Duration = Duration::from_millis(20);
-/// After a lifeline closed, how long dlock has for an order, which comes with the reason. The next holder waits longer than this.
+/// After a lifeline closed, how long dlock has for an order, which comes with the reason. The next
+/// holder waits longer than this.
 const DLOCK_FIRST: Duration = Duration::from_millis(50);
 /// The guardian's nice increment relative to the command, where the kernel allows it.
 const NICER: i32 = -10;
@@ -43,7 +46,8 @@ const NICER: i32 = -10;
 /// The values that the guardian has from the fork.
 pub struct Setup {
     pub plan: Plan,
-    /// The release that the guardian performs where dlock is stopped and can't release anything itself.
+    /// The release that the guardian performs where dlock is stopped and can't release anything
+    /// itself.
     pub last_resort: Option<LastResort>,
     pub argv: Vec<CString>,
     /// The pipe for the command's stdout and stderr, if they are captured.
@@ -133,7 +137,8 @@ impl GuardianLoop {
         let dlock = getppid();
         rustix::process::setpgid(None, None)?;
         rustix::process::set_child_subreaper(Some(getpid()))?;
-        // `pkill dlock` is meant for dlock: the guardian kills the tree when dlock is gone, so it must survive.
+        // `pkill dlock` is meant for dlock: the guardian kills the tree when dlock is gone, so it
+        // must survive.
         let _ = rustix::thread::set_name(c"lock-guard");
         let parent = match setup.plan.contain {
             Contain::Group => None,
@@ -144,12 +149,18 @@ impl GuardianLoop {
         let never = BootTime::from_boot(Duration::MAX);
         Ok(Self {
             children: sys::signalfd(&SignalSet::of(&[libc::SIGCHLD]))?,
-            timer: timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?,
+            timer: timerfd_create(
+                TimerfdClockId::Boottime,
+                TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+            )?,
             setup,
             parent,
             cgroup: None,
             phase: Phase::Idle,
-            deadlines: Deadlines { term_at: never, kill_at: never },
+            deadlines: Deadlines {
+                term_at: never,
+                kill_at: never,
+            },
             time_up_at: None,
             lapsed: false,
             orphaned: false,
@@ -177,8 +188,8 @@ impl GuardianLoop {
 
     fn run(&mut self) {
         loop {
-            // Extensions that arrived while the guardian was stopped are valid, since their times are absolute.
-            // The guardian applies them before it checks the deadline.
+            // Extensions that arrived while the guardian was stopped are valid, since their times
+            // are absolute. The guardian applies them before it checks the deadline.
             while !self.orphaned && self.take_order() {}
             if self.orphaned && matches!(self.phase, Phase::Idle) {
                 return;
@@ -202,15 +213,22 @@ impl GuardianLoop {
             Received::Closed => {
                 self.orphaned = true;
                 // A reader of the command's output must not wait for this process.
-                if let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+                if let Ok(null) =
+                    rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+                {
                     let _ = rustix::stdio::dup2_stdin(&null);
                     let _ = rustix::stdio::dup2_stdout(&null);
                     let _ = rustix::stdio::dup2_stderr(&null);
                 }
                 let now = BootClock::read();
-                // No process renews any more. A lease that was given up earlier (`continue`) still sets no deadline.
+                // No process renews any more. A lease that was given up earlier (`continue`) still
+                // sets no deadline.
                 self.bound |= now < self.deadlines.term_at;
-                self.stop(StopReason::Orphaned, now.plus(self.setup.plan.grace), Signal::TERM);
+                self.stop(
+                    StopReason::Orphaned,
+                    now.plus(self.setup.plan.grace),
+                    Signal::TERM,
+                );
                 false
             }
             Received::Datagram(datagram, descriptors) => {
@@ -226,13 +244,23 @@ impl GuardianLoop {
 
     fn execute_order(&mut self, order: Order) {
         match order {
-            Order::Start { start_by, deadlines, environment } if matches!(self.phase, Phase::Idle) => {
+            Order::Start {
+                start_by,
+                deadlines,
+                environment,
+            } if matches!(self.phase, Phase::Idle) => {
                 self.deadlines = deadlines;
                 self.start(start_by, &environment);
             }
             Order::Extend(deadlines) if !self.lapsed => self.deadlines = deadlines,
-            Order::Lost if self.setup.plan.on_lost != OnLost::Continue => self.kill(StopReason::Lost),
-            Order::Stop(grace) => self.stop(StopReason::Stop, BootClock::read().plus(grace), Signal::TERM),
+            Order::Lost if self.setup.plan.on_lost != OnLost::Continue => {
+                self.kill(StopReason::Lost);
+            }
+            Order::Stop(grace) => self.stop(
+                StopReason::Stop,
+                BootClock::read().plus(grace),
+                Signal::TERM,
+            ),
             Order::Forward(number) => self.forward(number),
             Order::Pause(begins) => self.paused = begins,
             Order::Start { .. } | Order::Extend(_) | Order::Lost | Order::Ping => {}
@@ -243,12 +271,21 @@ impl GuardianLoop {
         self.phase = Phase::Running;
         let environment = environment(&self.setup.plan.kept_variables, given);
         let terminal = terminal::controlling();
-        let foreground = |group: &Pid| terminal.as_ref().is_some_and(|terminal| terminal::is_foreground(terminal, *group));
+        let foreground = |group: &Pid| {
+            terminal
+                .as_ref()
+                .is_some_and(|terminal| terminal::is_foreground(terminal, *group))
+        };
         let join = self.setup.group.filter(foreground);
         self.terminal = terminal;
         self.joined = join.is_some();
-        let system = |error: std::io::Error| CannotStart::System(error.raw_os_error().unwrap_or(libc::EIO));
-        let created = self.parent.as_ref().map(|parent| parent.create(&self.setup.cgroup)).transpose();
+        let system =
+            |error: std::io::Error| CannotStart::System(error.raw_os_error().unwrap_or(libc::EIO));
+        let created = self
+            .parent
+            .as_ref()
+            .map(|parent| parent.create(&self.setup.cgroup))
+            .transpose();
         self.cgroup = match created {
             Ok(cgroup) => cgroup,
             // `auto` runs without a cgroup.
@@ -283,11 +320,16 @@ impl GuardianLoop {
     }
 
     fn learn_verdict(&mut self) {
-        let Some(command) = self.command.as_ref().filter(|_| self.verdict.is_none()) else { return };
+        let Some(command) = self.command.as_ref().filter(|_| self.verdict.is_none()) else {
+            return;
+        };
         self.verdict = command.verdict();
         if self.verdict == Some(Ok(())) {
             let pid = command.pid.as_raw_pid();
-            self.report(&Report::Started { pid, joined: self.joined });
+            self.report(&Report::Started {
+                pid,
+                joined: self.joined,
+            });
         }
     }
 
@@ -301,7 +343,11 @@ impl GuardianLoop {
         loop {
             match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
                 Ok(Some((pid, status))) => {
-                    if self.command.as_ref().is_some_and(|command| command.pid == pid) {
+                    if self
+                        .command
+                        .as_ref()
+                        .is_some_and(|command| command.pid == pid)
+                    {
                         self.command_changed(status);
                     }
                 }
@@ -325,11 +371,14 @@ impl GuardianLoop {
         self.learn_verdict();
         if let Some(signal) = status.stopping_signal() {
             self.stopped = true;
-            // On a terminal dlock stops with its command, as the shell expects. Elsewhere dlock ignores the stop.
+            // On a terminal dlock stops with its command, as the shell expects. Elsewhere dlock
+            // ignores the stop.
             let wants_terminal = [libc::SIGTTIN, libc::SIGTTOU].contains(&signal);
             if wants_terminal && self.lend_terminal() {
                 self.forward(libc::SIGCONT);
-            } else if self.joined || (self.terminal.is_some() && (wants_terminal || signal == libc::SIGTSTP)) {
+            } else if self.joined
+                || (self.terminal.is_some() && (wants_terminal || signal == libc::SIGTSTP))
+            {
                 self.stop_told = true;
                 self.report(&Report::Stopped(signal));
             }
@@ -366,10 +415,18 @@ impl GuardianLoop {
         }
         let last = match self.verdict {
             Some(Err(why)) => Report::CannotStart(why),
-            _ => Report::Ended(Ended { outcome: self.outcome, by_itself: self.by_itself, stopped: self.why, leftover_left }),
+            _ => Report::Ended(Ended {
+                outcome: self.outcome,
+                by_itself: self.by_itself,
+                stopped: self.why,
+                leftover_left,
+            }),
         };
-        // Other reports may be dropped. dlock's exit status depends on this report, so the guardian waits for a stopped dlock.
-        while transmit(&self.setup.socket, &encode(&last), &[]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock) {
+        // Other reports may be dropped. dlock's exit status depends on this report, so the guardian
+        // waits for a stopped dlock.
+        while transmit(&self.setup.socket, &encode(&last), &[])
+            .is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+        {
             let _ = poll(&mut [PollFd::new(&self.setup.socket, PollFlags::OUT)], None);
         }
     }
@@ -382,6 +439,8 @@ impl GuardianLoop {
 
 /// Returns how the process ended, if it did.
 pub fn outcome(status: WaitStatus) -> Option<ProcessEnd> {
-    let exited = status.exit_status().map(|status| ProcessEnd::Exited(u8::try_from(status).unwrap_or(u8::MAX)));
+    let exited = status
+        .exit_status()
+        .map(|status| ProcessEnd::Exited(u8::try_from(status).unwrap_or(u8::MAX)));
     exited.or_else(|| status.terminating_signal().map(ProcessEnd::Signalled))
 }

@@ -1,8 +1,9 @@
 //! The hook process: runs the command of `--on-event` next to a run, and never blocks the run.
 //!
-//! dlock forks the hook process before dlock opens or connects anything. The hook process is no descendant of dlock and has none
-//! of its descriptors: neither the lock, the guardian nor a reader of dlock's output waits for a hook. Hooks run one after the
-//! other, in the order of their events. Each hook, with everything that it starts, may run for [`LIMIT`].
+//! dlock forks the hook process before dlock opens or connects anything. The hook process is no
+//! descendant of dlock and has none of its descriptors: neither the lock, the guardian nor a reader
+//! of dlock's output waits for a hook. Hooks run one after the other, in the order of their events.
+//! Each hook, with everything that it starts, may run for [`LIMIT`].
 
 use std::{
     ffi::{OsStr, OsString},
@@ -56,7 +57,8 @@ pub struct HookEvent {
 #[derive(Debug)]
 pub struct Hooks(OwnedFd);
 
-/// Forks the hook process, which runs `line` with `/bin/sh` for each event. Hooks inherit only the `DLOCK_*` variables in `kept`.
+/// Forks the hook process, which runs `line` with `/bin/sh` for each event. Hooks inherit only the
+/// `DLOCK_*` variables in `kept`.
 ///
 /// Call it before any thread exists.
 ///
@@ -75,7 +77,10 @@ pub fn fork_hooks(line: &OsStr, kept: &[String]) -> io::Result<Hooks> {
             sys::exit_now(if matches!(lived, Ok(Ok(()))) { 0 } else { 70 })
         }
         Fork::Parent(between) => {
-            while matches!(waitpid(Some(between), WaitOptions::empty()), Err(rustix::io::Errno::INTR)) {}
+            while matches!(
+                waitpid(Some(between), WaitOptions::empty()),
+                Err(rustix::io::Errno::INTR)
+            ) {}
             Ok(Hooks(ours))
         }
     }
@@ -90,7 +95,8 @@ impl Hooks {
         transmit(&self.0, &encode(event), &[])
     }
 
-    /// Waits until all hooks have run, for `at_most` or until a signal ends the wait. Returns the failures.
+    /// Waits until all hooks have run, for `at_most` or until a signal ends the wait. Returns the
+    /// failures.
     ///
     /// The hook process runs the remaining hooks by itself.
     pub fn finish(self, at_most: Duration) -> Vec<String> {
@@ -98,7 +104,12 @@ impl Hooks {
         let mut failures = Vec::new();
         // No event follows.
         let _ = shutdown(&self.0, Shutdown::Write);
-        let Ok(signals) = sys::signalfd(&SignalSet::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])) else {
+        let Ok(signals) = sys::signalfd(&SignalSet::of(&[
+            libc::SIGINT,
+            libc::SIGTERM,
+            libc::SIGHUP,
+            libc::SIGQUIT,
+        ])) else {
             return failures;
         };
         loop {
@@ -119,8 +130,14 @@ impl Hooks {
 /// Waits until one of the sources is readable, or until the given time.
 fn wait_for(sources: &[&OwnedFd], until: BootTime) {
     let left = until.since(BootClock::read());
-    let left = Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
-    let mut sources: Vec<_> = sources.iter().map(|source| PollFd::new(*source, PollFlags::IN)).collect();
+    let left = Timespec {
+        tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    };
+    let mut sources: Vec<_> = sources
+        .iter()
+        .map(|source| PollFd::new(*source, PollFlags::IN))
+        .collect();
     let _ = poll(&mut sources, Some(&left));
 }
 
@@ -142,10 +159,15 @@ fn live(line: &OsStr, kept: &[String], dlock: &OwnedFd) -> io::Result<()> {
     loop {
         match receive(dlock) {
             Received::Closed => return Ok(()),
-            Received::Nothing => wait_for(&[dlock], BootClock::read().plus(Duration::from_secs(3600))),
+            Received::Nothing => {
+                wait_for(&[dlock], BootClock::read().plus(Duration::from_secs(3600)));
+            }
             Received::Datagram(datagram, _) => {
-                let Some(event) = decode::<HookEvent>(&datagram) else { continue };
-                let failure = run(line, kept, &event, &children).unwrap_or_else(|error| Some(format!("it can't be started: {error}")));
+                let Some(event) = decode::<HookEvent>(&datagram) else {
+                    continue;
+                };
+                let failure = run(line, kept, &event, &children)
+                    .unwrap_or_else(|error| Some(format!("it can't be started: {error}")));
                 if let Some(failure) = failure {
                     let _ = transmit(dlock, &encode(&format!("{}: {failure}", event.name)), &[]);
                 }
@@ -155,7 +177,12 @@ fn live(line: &OsStr, kept: &[String], dlock: &OwnedFd) -> io::Result<()> {
 }
 
 /// Runs one hook to its end, or to its limit. Returns the failure, if any.
-fn run(line: &OsStr, kept: &[String], event: &HookEvent, children: &OwnedFd) -> io::Result<Option<String>> {
+fn run(
+    line: &OsStr,
+    kept: &[String],
+    event: &HookEvent,
+    children: &OwnedFd,
+) -> io::Result<Option<String>> {
     // Not a pipe: the hook process must not block on a hook that doesn't read its stdin.
     let mut stdin = std::fs::File::from(memfd_create("dlock-event", MemfdFlags::CLOEXEC)?);
     stdin.write_all(event.json.as_bytes())?;
@@ -164,11 +191,26 @@ fn run(line: &OsStr, kept: &[String], event: &HookEvent, children: &OwnedFd) -> 
     rustix::io::ioctl_fionbio(&output, true)?;
     let until = BootClock::read().plus(LIMIT);
     let mut command = Command::new("/bin/sh");
-    command.arg("-c").arg(line).env_clear().envs(environment(std::env::vars_os(), kept)).envs(event.variables.iter().cloned());
-    let child = command.stdin(stdin).stdout(Stdio::null()).stderr(stderr).spawn()?;
+    command
+        .arg("-c")
+        .arg(line)
+        .env_clear()
+        .envs(environment(std::env::vars_os(), kept))
+        .envs(event.variables.iter().cloned());
+    let child = command
+        .stdin(stdin)
+        .stdout(Stdio::null())
+        .stderr(stderr)
+        .spawn()?;
     // `command` holds the other end of the pipe.
     drop(command);
-    let mut hook = Hook { pid: child.id(), ended: None, stderr: Some(output), output: Vec::new(), empty: false };
+    let mut hook = Hook {
+        pid: child.id(),
+        ended: None,
+        stderr: Some(output),
+        output: Vec::new(),
+        empty: false,
+    };
     while !hook.empty && BootClock::read() < until {
         let sources: Vec<&OwnedFd> = [children].into_iter().chain(&hook.stderr).collect();
         wait_for(&sources, until);
@@ -215,14 +257,22 @@ impl Hook {
 
     fn read(&mut self) {
         let mut buffer = [0; OUTPUT_LIMIT];
-        // At most one pipe's capacity, so that a hook that writes endlessly is still stopped at its limit.
+        // At most one pipe's capacity, so that a hook that writes endlessly is still stopped at its
+        // limit.
         for _ in 0..16 {
-            let Some(Ok(length)) = self.stderr.as_ref().map(|stderr| rustix::io::read(stderr, &mut buffer)) else { return };
+            let Some(Ok(length)) = self
+                .stderr
+                .as_ref()
+                .map(|stderr| rustix::io::read(stderr, &mut buffer))
+            else {
+                return;
+            };
             if length == 0 {
                 return self.stderr = None;
             }
             self.output.extend_from_slice(&buffer[..length]);
-            self.output.drain(..self.output.len().saturating_sub(OUTPUT_LIMIT));
+            self.output
+                .drain(..self.output.len().saturating_sub(OUTPUT_LIMIT));
         }
     }
 
@@ -238,14 +288,30 @@ impl Hook {
             None => "unknown how it ended".into(),
         };
         let output = String::from_utf8_lossy(&self.output);
-        let last = output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-        Some(if last.is_empty() { how } else { format!("{how}: {}", last.trim().chars().take(200).collect::<String>()) })
+        let last = output
+            .lines()
+            .rev()
+            .find(|line| !line.trim().is_empty())
+            .unwrap_or_default();
+        Some(if last.is_empty() {
+            how
+        } else {
+            format!(
+                "{how}: {}",
+                last.trim().chars().take(200).collect::<String>()
+            )
+        })
     }
 }
 
 /// Returns dlock's own environment, without locks and passwords.
-fn environment(all: impl Iterator<Item = (OsString, OsString)>, kept: &[String]) -> impl Iterator<Item = (OsString, OsString)> {
-    all.filter(|(name, _)| !name.as_bytes().starts_with(b"DLOCK_") || kept.iter().any(|kept| name == OsStr::new(kept)))
+fn environment(
+    all: impl Iterator<Item = (OsString, OsString)>,
+    kept: &[String],
+) -> impl Iterator<Item = (OsString, OsString)> {
+    all.filter(|(name, _)| {
+        !name.as_bytes().starts_with(b"DLOCK_") || kept.iter().any(|kept| name == OsStr::new(kept))
+    })
 }
 
 #[cfg(test)]
@@ -254,9 +320,19 @@ mod tests {
 
     #[test]
     fn a_hook_sees_no_token() {
-        let all = [("PATH", "/bin"), ("DLOCK_TOKEN", "t"), ("DLOCK_HELD", "h"), ("DLOCK_PASSWORD", "p"), ("DLOCK_BACKEND", "b")];
+        let all = [
+            ("PATH", "/bin"),
+            ("DLOCK_TOKEN", "t"),
+            ("DLOCK_HELD", "h"),
+            ("DLOCK_PASSWORD", "p"),
+            ("DLOCK_BACKEND", "b"),
+        ];
         let kept = ["DLOCK_BACKEND".into()];
-        let left = environment(all.into_iter().map(|(name, value)| (name.into(), value.into())), &kept);
+        let left = environment(
+            all.into_iter()
+                .map(|(name, value)| (name.into(), value.into())),
+            &kept,
+        );
         let left: Vec<_> = left.map(|(name, _)| name.into_string().unwrap()).collect();
         assert_eq!(left, ["PATH", "DLOCK_BACKEND"]);
     }
@@ -264,8 +340,25 @@ mod tests {
     #[test]
     fn the_last_line_is_the_reason() {
         let output = b"a\ncurl: (6) no host\n\n".to_vec();
-        let hook = Hook { pid: 1, ended: Some(ExitStatus::from_raw(6 << 8)), stderr: None, output, empty: true };
-        assert_eq!(hook.failure(false).as_deref(), Some("exit 6: curl: (6) no host"));
-        assert_eq!(Hook { output: Vec::new(), ..hook }.failure(true).as_deref(), Some("stopped after 10s"));
+        let hook = Hook {
+            pid: 1,
+            ended: Some(ExitStatus::from_raw(6 << 8)),
+            stderr: None,
+            output,
+            empty: true,
+        };
+        assert_eq!(
+            hook.failure(false).as_deref(),
+            Some("exit 6: curl: (6) no host")
+        );
+        assert_eq!(
+            Hook {
+                output: Vec::new(),
+                ..hook
+            }
+            .failure(true)
+            .as_deref(),
+            Some("stopped after 10s")
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Killing a tree in rounds: find, kill, look again, until the kernel reports that no child is left.
+//! Killing a tree in rounds: find, kill, look again, until the kernel reports that no child is
+//! left.
 //!
 //! A round never waits. The caller reaps between rounds and starts the next round when it is due.
 
@@ -54,7 +55,16 @@ struct SurvivingProcess {
 impl Hunt {
     /// Returns a hunt below `root` that skips `spared` and begins with `known`.
     pub fn new(root: i32, spared: Vec<Process>, known: Vec<Process>, now: BootTime) -> Self {
-        Self { root, spared, known, seen: Vec::new(), began: now, pause: PAUSE, told_unseen: false, next_at: now }
+        Self {
+            root,
+            spared,
+            known,
+            seen: Vec::new(),
+            began: now,
+            pause: PAUSE,
+            told_unseen: false,
+            next_at: now,
+        }
     }
 
     /// Returns when the next round is due.
@@ -62,9 +72,16 @@ impl Hunt {
         self.next_at
     }
 
-    /// Kills all processes that it finds, beginning with the command's process group, if that group is still valid.
-    pub fn round(&mut self, group: Option<Pid>, cgroup: Option<&Cgroup>, now: BootTime) -> Vec<ProcessNews> {
-        // One call kills most of the tree, which could otherwise take the CPU time that the search needs.
+    /// Kills all processes that it finds, beginning with the command's process group, if that group
+    /// is still valid.
+    pub fn round(
+        &mut self,
+        group: Option<Pid>,
+        cgroup: Option<&Cgroup>,
+        now: BootTime,
+    ) -> Vec<ProcessNews> {
+        // One call kills most of the tree, which could otherwise take the CPU time that the search
+        // needs.
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::KILL);
         }
@@ -93,22 +110,38 @@ impl Hunt {
         news
     }
 
-    /// Kills every process found. Returns whether some were new, since their children may have been missed.
+    /// Kills every process found. Returns whether some were new, since their children may have been
+    /// missed.
     fn kill(&mut self, now: BootTime, news: &mut Vec<ProcessNews>) -> bool {
         let mut found = Vec::new();
-        let _ = tree::walk(self.root, &self.spared, |one| found.push((one.process, one.send(Signal::KILL))));
+        let _ = tree::walk(self.root, &self.spared, |one| {
+            found.push((one.process, one.send(Signal::KILL)));
+        });
         let there = |seen: &SurvivingProcess| {
-            found.iter().any(|(process, _)| process.pid == seen.process.pid && process.started == seen.process.started)
+            found.iter().any(|(process, _)| {
+                process.pid == seen.process.pid && process.started == seen.process.started
+            })
         };
-        for gone in self.seen.extract_if(.., |seen| !there(seen)).filter(|seen| seen.reported.is_some()) {
+        for gone in self
+            .seen
+            .extract_if(.., |seen| !there(seen))
+            .filter(|seen| seen.reported.is_some())
+        {
             news.push(ProcessNews::Gone(gone.process.pid));
         }
         let mut more = false;
         for (process, sent) in found {
-            let known = self.seen.iter().position(|seen| seen.process.pid == process.pid);
+            let known = self
+                .seen
+                .iter()
+                .position(|seen| seen.process.pid == process.pid);
             let index = known.unwrap_or_else(|| {
                 more |= !process.is_dead();
-                self.seen.push(SurvivingProcess { process, since: now, reported: None });
+                self.seen.push(SurvivingProcess {
+                    process,
+                    since: now,
+                    reported: None,
+                });
                 self.seen.len() - 1
             });
             let seen = &mut self.seen[index];

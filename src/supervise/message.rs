@@ -12,8 +12,8 @@ use std::{
 use rustix::{
     io::Errno,
     net::{
-        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, recvmsg, send,
-        sendmsg,
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, recv, recvmsg, send, sendmsg,
     },
 };
 
@@ -27,11 +27,16 @@ const MAX: usize = 128 * 1024;
 /// The most descriptors in one datagram.
 const MAX_DESCRIPTORS: usize = 64;
 
-/// An order from dlock to the guardian. Each order is sent with its number, which the guardian acknowledges.
+/// An order from dlock to the guardian. Each order is sent with its number, which the guardian
+/// acknowledges.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
     /// Execute the command, unless `start_by` has passed.
-    Start { start_by: BootTime, deadlines: Deadlines, environment: Vec<(String, String)> },
+    Start {
+        start_by: BootTime,
+        deadlines: Deadlines,
+        environment: Vec<(String, String)>,
+    },
     /// A renewal was confirmed.
     Extend(Deadlines),
     /// Another process has the lock.
@@ -59,7 +64,8 @@ pub enum Report {
     CannotStart(CannotStart),
     Stopped(i32),
     Continued,
-    /// The command ended before any signal that was to stop it, and processes that it started have not.
+    /// The command ended before any signal that was to stop it, and processes that it started have
+    /// not.
     Outlived(ProcessEnd),
     Leftover(Vec<i32>),
     DeadlineTerm,
@@ -94,12 +100,18 @@ pub fn receive(socket: &OwnedFd) -> Received {
     loop {
         // The kernel reports the length first, so that a short message needs only a short buffer.
         let mut nothing: [u8; 0] = [];
-        let length = match recv(socket, &mut nothing[..], RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT) {
-            // The kernel looks for a datagram first and for the end second. One that came between the two is still there.
+        let length = match recv(
+            socket,
+            &mut nothing[..],
+            RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT,
+        ) {
+            // The kernel looks for a datagram first and for the end second. One that came between
+            // the two is still there.
             Ok((_, 0)) if !std::mem::replace(&mut ended, true) => continue,
             Ok((_, 0)) => return Received::Closed,
             Ok((_, length)) => length,
-            // The peer closed without reading all datagrams. The kernel reports that once, before the peer's remaining datagrams.
+            // The peer closed without reading all datagrams. The kernel reports that once, before
+            // the peer's remaining datagrams.
             Err(Errno::INTR | Errno::CONNRESET) => continue,
             Err(Errno::AGAIN) => return Received::Nothing,
             Err(_) => return Received::Closed,
@@ -108,7 +120,12 @@ pub fn receive(socket: &OwnedFd) -> Received {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(socket, &mut [IoSliceMut::new(&mut datagram)], &mut ancillary, flags) {
+        match recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut datagram)],
+            &mut ancillary,
+            flags,
+        ) {
             Ok(_) => {}
             // The peer closed just now: the datagram from the peek is still there.
             Err(Errno::INTR | Errno::CONNRESET) => continue,
@@ -127,10 +144,14 @@ pub fn receive(socket: &OwnedFd) -> Received {
 /// Sends a datagram without waiting, with duplicates of at most [`MAX_DESCRIPTORS`] `descriptors`.
 ///
 /// # Errors
-/// `InvalidInput` if the datagram is too long; else the kernel's error (the peer is gone, or hasn't read for long).
+/// `InvalidInput` if the datagram is too long; else the kernel's error (the peer is gone, or hasn't
+/// read for long).
 pub fn transmit(socket: &OwnedFd, datagram: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
     if datagram.len() > MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the command's environment is too long"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the command's environment is too long",
+        ));
     }
     loop {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -138,10 +159,14 @@ pub fn transmit(socket: &OwnedFd, datagram: &[u8], descriptors: &[OwnedFd]) -> i
             send(socket, datagram, flags)
         } else {
             let passed: Vec<BorrowedFd<'_>> = descriptors.iter().map(OwnedFd::as_fd).collect();
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
             if !ancillary.push(SendAncillaryMessage::ScmRights(&passed)) {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many connections to hand over"));
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "too many connections to hand over",
+                ));
             }
             sendmsg(socket, &[IoSlice::new(datagram)], &mut ancillary, flags)
         };
@@ -164,12 +189,25 @@ mod tests {
 
     #[test]
     fn every_order_survives_a_round_trip() {
-        let deadlines = Deadlines { term_at: at(1_001), kill_at: at(2_002) };
-        let environment = vec![("DLOCK_KEY".into(), "\"\u{1f512}\\=\n".into()), ("EMPTY".into(), String::new())];
+        let deadlines = Deadlines {
+            term_at: at(1_001),
+            kill_at: at(2_002),
+        };
+        let environment = vec![
+            ("DLOCK_KEY".into(), "\"\u{1f512}\\=\n".into()),
+            ("EMPTY".into(), String::new()),
+        ];
         for order in [
-            Order::Start { start_by: at(7), deadlines, environment },
+            Order::Start {
+                start_by: at(7),
+                deadlines,
+                environment,
+            },
             Order::Extend(deadlines),
-            Order::Extend(Deadlines { term_at: at(0).plus(Duration::MAX), kill_at: at(0) }),
+            Order::Extend(Deadlines {
+                term_at: at(0).plus(Duration::MAX),
+                kill_at: at(0),
+            }),
             Order::Lost,
             Order::Stop(Duration::MAX),
             Order::Forward(15),
@@ -188,13 +226,22 @@ mod tests {
         let (leave, leaving) = std::sync::mpsc::channel::<OwnedFd>();
         let leaver = std::thread::spawn(move || leaving.into_iter().for_each(drop));
         for nth in 0..5_000_u32 {
-            let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            let (ours, theirs) = socketpair(
+                AddressFamily::UNIX,
+                SocketType::SEQPACKET,
+                SocketFlags::CLOEXEC,
+                None,
+            )
+            .unwrap();
             transmit(&ours, b"unread", &[]).unwrap();
             transmit(&theirs, b"last", &[]).unwrap();
             leave.send(theirs).unwrap();
             (0..nth % 4096).for_each(|_| std::hint::spin_loop());
             let heard = receive(&ours);
-            assert!(matches!(&heard, Received::Datagram(said, _) if said == b"last"), "try {nth}");
+            assert!(
+                matches!(&heard, Received::Datagram(said, _) if said == b"last"),
+                "try {nth}"
+            );
         }
         drop(leave);
         leaver.join().unwrap();
@@ -212,7 +259,13 @@ mod tests {
         });
         // The kernel's own window is narrow: about one in ten thousand tries meets it.
         for nth in 0..100_000_u32 {
-            let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            let (ours, theirs) = socketpair(
+                AddressFamily::UNIX,
+                SocketType::SEQPACKET,
+                SocketFlags::CLOEXEC,
+                None,
+            )
+            .unwrap();
             leave.send(theirs).unwrap();
             let heard = loop {
                 match receive(&ours) {
@@ -220,7 +273,10 @@ mod tests {
                     heard => break heard,
                 }
             };
-            assert!(matches!(&heard, Received::Datagram(said, _) if said == b"last"), "try {nth}");
+            assert!(
+                matches!(&heard, Received::Datagram(said, _) if said == b"last"),
+                "try {nth}"
+            );
             while matches!(receive(&ours), Received::Nothing) {}
         }
         drop(leave);
@@ -230,11 +286,19 @@ mod tests {
     #[test]
     fn every_report_survives_a_round_trip() {
         let ended = |outcome, stopped: Option<StopReason>| {
-            Report::Ended(Ended { outcome, by_itself: stopped.is_none(), stopped, leftover_left: true })
+            Report::Ended(Ended {
+                outcome,
+                by_itself: stopped.is_none(),
+                stopped,
+                leftover_left: true,
+            })
         };
         let mut all = vec![
             Report::Ack(u64::MAX),
-            Report::Started { pid: 7, joined: true },
+            Report::Started {
+                pid: 7,
+                joined: true,
+            },
             Report::CannotStart(CannotStart::TooLate),
             Report::CannotStart(CannotStart::NotFound),
             Report::CannotStart(CannotStart::NotExecutable(13)),
@@ -251,10 +315,20 @@ mod tests {
             ended(Some(ProcessEnd::Signalled(9)), Some(StopReason::Orphaned)),
         ];
         all.extend(
-            [StopReason::Lost, StopReason::Stop, StopReason::Leftover, StopReason::Guardian, StopReason::TimeUp]
-                .map(|why| ended(None, Some(why))),
+            [
+                StopReason::Lost,
+                StopReason::Stop,
+                StopReason::Leftover,
+                StopReason::Guardian,
+                StopReason::TimeUp,
+            ]
+            .map(|why| ended(None, Some(why))),
         );
-        let reasons = [Unkillable::NotPermitted, Unkillable::Uninterruptible, Unkillable::Unknown];
+        let reasons = [
+            Unkillable::NotPermitted,
+            Unkillable::Uninterruptible,
+            Unkillable::Unknown,
+        ];
         all.extend(reasons.map(|why| Report::Unkillable(9, why)));
         for report in all {
             assert_eq!(decode(&encode(&report)), Some(report));
@@ -263,8 +337,18 @@ mod tests {
 
     #[test]
     fn a_short_datagram_is_refused() {
-        let deadlines = Deadlines { term_at: at(1), kill_at: at(2) };
-        let whole = encode(&(1, Order::Start { start_by: at(7), deadlines, environment: vec![("A".into(), "B".into())] }));
+        let deadlines = Deadlines {
+            term_at: at(1),
+            kill_at: at(2),
+        };
+        let whole = encode(&(
+            1,
+            Order::Start {
+                start_by: at(7),
+                deadlines,
+                environment: vec![("A".into(), "B".into())],
+            },
+        ));
         for length in 0..whole.len() {
             assert_eq!(decode::<(u64, Order)>(&whole[..length]), None, "{length}");
         }

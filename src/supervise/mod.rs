@@ -5,19 +5,22 @@
 //!   └ guardian     forked before any thread exists; child subreaper; kills the tree by itself
 //!       └ command  joins the foreground group of a terminal, else has a group of its own
 //! ```
-//! The guardian knows the deadlines on `CLOCK_BOOTTIME` and receives each extension over a socket pair.
-//! The guardian stops *all* of its descendants near the deadline, on an order, or when the socket closes because dlock died.
-//! The guardian is a subreaper: every orphan becomes its child, daemons included. dlock is a subreaper above the guardian
-//! and does the same if the guardian dies or doesn't answer. The tree counts as empty only when the kernel reports
-//! that no child is left to wait for. An unkillable process is therefore never reported as gone.
+//! The guardian knows the deadlines on `CLOCK_BOOTTIME` and receives each extension over a socket
+//! pair. The guardian stops *all* of its descendants near the deadline, on an order, or when the
+//! socket closes because dlock died. The guardian is a subreaper: every orphan becomes its child,
+//! daemons included. dlock is a subreaper above the guardian and does the same if the guardian dies
+//! or doesn't answer. The tree counts as empty only when the kernel reports that no child is left
+//! to wait for. An unkillable process is therefore never reported as gone.
 //!
-//! Not covered: dlock *and* guardian killed by pid at the same instant (the command itself dies even then); a frozen
-//! host; work that the command delegated to a service (`systemd-run`, `at`, a container daemon); a process that moves to another
-//! PID namespace. The orphans of such a process become children of that namespace's first process, never the guardian's.
+//! Not covered: dlock *and* guardian killed by pid at the same instant (the command itself dies
+//! even then); a frozen host; work that the command delegated to a service (`systemd-run`, `at`, a
+//! container daemon); a process that moves to another PID namespace. The orphans of such a process
+//! become children of that namespace's first process, never the guardian's.
 //!
 //! Hooks run in a separate process outside the supervised tree.
 //!
-//! This module knows no locks or stores: it takes deadlines, reports the command's events, and never prints.
+//! This module knows no locks or stores: it takes deadlines, reports the command's events, and
+//! never prints.
 
 mod capture;
 mod cgroup;
@@ -44,7 +47,10 @@ pub use command::{check_command, may_kill_all};
 pub use detached_renewer::{Detach, RenewerFork, fork_renewer};
 pub use hooks::{HookEvent, Hooks, fork_hooks};
 pub use monitor::{Monitor, fork_monitor};
-pub use signals::{Signal, Signals, reraise, stop_self, unblock as unblock_signals, with_usual as with_usual_signals};
+pub use signals::{
+    Signal, Signals, reraise, stop_self, unblock as unblock_signals,
+    with_usual as with_usual_signals,
+};
 pub use supervisor::{Guardian, Supervisor, fork_guardian};
 pub use sys::{survive_large_files, watch as watch_fd};
 pub use tree::name as process_name;
@@ -56,7 +62,9 @@ use crate::{
 
 /// Whether dlock has a terminal and is in its foreground, so that the terminal's keys go to dlock.
 pub fn has_keyboard() -> bool {
-    terminal::controlling().zip(sys::own_group()).is_some_and(|(terminal, group)| terminal::is_foreground(&terminal, group))
+    terminal::controlling()
+        .zip(sys::own_group())
+        .is_some_and(|(terminal, group)| terminal::is_foreground(&terminal, group))
 }
 
 /// Everything about the command that is known before the lock is taken.
@@ -70,13 +78,16 @@ pub struct Plan {
     pub leftover: Leftover,
     /// How the tree's processes are tracked.
     pub contain: Contain,
-    /// The time between TERM and KILL when there is no other deadline: after dlock died, for leftovers.
+    /// The time between TERM and KILL when there is no other deadline: after dlock died, for
+    /// leftovers.
     pub grace: Duration,
-    /// How long the tree may live after the command's start; then TERM, `grace`, KILL. The guardian enforces it even without dlock.
+    /// How long the tree may live after the command's start; then TERM, `grace`, KILL. The guardian
+    /// enforces it even without dlock.
     pub max_runtime: Option<Duration>,
     /// The only `DLOCK_*` variables of dlock's environment that the command inherits.
     pub kept_variables: Vec<String>,
-    /// Whether the command's stdout and stderr are captured until its end, instead of passed through.
+    /// Whether the command's stdout and stderr are captured until its end, instead of passed
+    /// through.
     pub capture: bool,
 }
 
@@ -112,7 +123,8 @@ pub enum Contain {
     Auto,
     /// The guardian's descendants.
     Group,
-    /// The same with an own cgroup (version 2), which the kernel kills as a whole. An error where no cgroup is available.
+    /// The same with an own cgroup (version 2), which the kernel kills as a whole. An error where
+    /// no cgroup is available.
     Cgroup,
 }
 
@@ -120,12 +132,13 @@ impl Plan {
     /// Checks, before any lock is taken, whether the plan can be carried out on this host.
     ///
     /// # Errors
-    /// [`Kind::Usage`] if the command would run with privileges that prevent dlock from killing it, or the signal has no name;
-    /// [`Kind::Unsupported`] if the requested cgroup is not available.
+    /// [`Kind::Usage`] if the command would run with privileges that prevent dlock from killing it,
+    /// or the signal has no name; [`Kind::Unsupported`] if the requested cgroup is not available.
     pub fn check(&self) -> Result<(), Error> {
         check_command(self)?;
         if let OnLost::Signal(number) = self.on_lost {
-            sys::signal(number).ok_or_else(|| Error::new(Kind::Usage, format!("there is no signal {number}")))?;
+            sys::signal(number)
+                .ok_or_else(|| Error::new(Kind::Usage, format!("there is no signal {number}")))?;
         }
         if self.contain == Contain::Cgroup {
             cgroup::Parent::try_out().map_err(|problem| {
@@ -156,7 +169,8 @@ pub enum Event {
     },
     /// The command was never executed, and no process of it is left. The last event.
     CannotStart(CannotStart),
-    /// The command was stopped by a signal on a terminal. If the user wants the stop, call [`Supervisor::stop_with_command`].
+    /// The command was stopped by a signal on a terminal. If the user wants the stop, call
+    /// [`Supervisor::stop_with_command`].
     Stopped {
         /// The signal that stopped the command.
         signal: i32,
@@ -168,7 +182,8 @@ pub enum Event {
         /// The descendants that were found.
         pids: Vec<i32>,
     },
-    /// The command ran for [`Plan::max_runtime`], and the tree is being stopped. Keep renewing and extending meanwhile.
+    /// The command ran for [`Plan::max_runtime`], and the tree is being stopped. Keep renewing and
+    /// extending meanwhile.
     TimeUp,
     /// The lease ran out and the tree is being stopped. Later extensions have no effect.
     DeadlineTerm,
@@ -184,7 +199,8 @@ pub enum Event {
         /// The PID; 0 if the process was not visible.
         pid: i32,
     },
-    /// The guardian is gone, or didn't answer and was killed. dlock stops the remaining tree; [`Event::Ended`] follows.
+    /// The guardian is gone, or didn't answer and was killed. dlock stops the remaining tree;
+    /// [`Event::Ended`] follows.
     GuardianLost {
         /// Whether the guardian was alive, but didn't answer.
         frozen: bool,
@@ -196,7 +212,8 @@ pub enum Event {
 /// How the supervision ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// How the command itself ended; `None` if its end is unknown, or the command was never started.
+    /// How the command itself ended; `None` if its end is unknown, or the command was never
+    /// started.
     pub outcome: Option<ProcessEnd>,
     /// Whether the command ended before the first signal that was to stop it.
     pub by_itself: bool,
@@ -253,12 +270,14 @@ pub enum CannotStart {
     NotFound,
     /// The command can't be executed, with this `errno`.
     NotExecutable(i32),
-    /// A step before the execution failed with this `errno` (processes or memory ran out, the cgroup vanished).
+    /// A step before the execution failed with this `errno` (processes or memory ran out, the
+    /// cgroup vanished).
     System(i32),
 }
 
 impl CannotStart {
-    /// Returns the exit status: as `env(1)` and shells use, or 69 for a failure that a retry may fix.
+    /// Returns the exit status: as `env(1)` and shells use, or 69 for a failure that a retry may
+    /// fix.
     pub fn status(self) -> u8 {
         match self {
             Self::NotFound => exit::NOT_FOUND,
@@ -276,7 +295,13 @@ impl std::fmt::Display for CannotStart {
             Self::NotExecutable(errno) | Self::System(errno) => {
                 // Rust adds the number in parentheses.
                 let text = std::io::Error::from_raw_os_error(*errno).to_string();
-                f.write_str(&text.split(" (os error").next().unwrap_or_default().to_lowercase())
+                f.write_str(
+                    &text
+                        .split(" (os error")
+                        .next()
+                        .unwrap_or_default()
+                        .to_lowercase(),
+                )
             }
         }
     }

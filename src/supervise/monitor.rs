@@ -1,6 +1,8 @@
-//! The monitor of a renewer: sends TERM to the protected process if the renewer is killed, or is stopped beyond its lease.
+//! The monitor of a renewer: sends TERM to the protected process if the renewer is killed, or is
+//! stopped beyond its lease.
 //!
-//! The monitor resembles the guardian of `dlock run`, but sends only one signal and kills no process. It talks to no store.
+//! The monitor resembles the guardian of `dlock run`, but sends only one signal and kills no
+//! process. It talks to no store.
 
 use std::{
     io,
@@ -25,13 +27,17 @@ use super::{
 };
 use crate::{lease::BootClock, lock::BootTime};
 
-/// The renewer's handle of the monitor. The lock counts as lost if the handle is dropped undismissed or the renewer ends.
+/// The renewer's handle of the monitor. The lock counts as lost if the handle is dropped
+/// undismissed or the renewer ends.
 pub struct Monitor(OwnedFd);
 
 impl Monitor {
-    /// Sends the monitor the deadline at which it signals the process, unless a later extension arrives.
+    /// Sends the monitor the deadline at which it signals the process, unless a later extension
+    /// arrives.
     pub fn extend(&self, until: BootTime) {
-        let ms = u64::try_from(until.since_boot().as_millis()).unwrap_or(u64::MAX).max(1);
+        let ms = u64::try_from(until.since_boot().as_millis())
+            .unwrap_or(u64::MAX)
+            .max(1);
         // The renewer can't do anything about a monitor that is gone.
         let _ = write(&self.0, &ms.to_le_bytes());
     }
@@ -42,15 +48,20 @@ impl Monitor {
     }
 }
 
-/// Forks a monitor of this process. The monitor does nothing before the first [`Monitor::extend`]. It calls `tell` with the
-/// reason after it has signalled the process.
+/// Forks a monitor of this process. The monitor does nothing before the first [`Monitor::extend`].
+/// It calls `tell` with the reason after it has signalled the process.
 ///
 /// Call it before any thread exists.
 ///
 /// # Errors
 /// If the system has no processes or descriptors left.
 pub fn fork_monitor(process: &OwnedFd, tell: impl FnOnce(&str)) -> io::Result<Monitor> {
-    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
     match sys::fork()? {
         Fork::Child => {
             drop(ours);
@@ -67,12 +78,14 @@ pub fn fork_monitor(process: &OwnedFd, tell: impl FnOnce(&str)) -> io::Result<Mo
     }
 }
 
-/// Waits for the end of the process, the renewer, or its lease. Returns why the process must end, if it must.
+/// Waits for the end of the process, the renewer, or its lease. Returns why the process must end,
+/// if it must.
 fn watch(process: &OwnedFd, renewer: &OwnedFd) -> io::Result<Option<&'static str>> {
     sys::block_all();
     // Not named dlock, so that `pkill dlock` doesn't kill the monitor.
     let _ = set_name(c"lock-monitor");
-    // A reader of dlock's output must not wait for this process, and a signal to the caller's group must not reach it.
+    // A reader of dlock's output must not wait for this process, and a signal to the caller's group
+    // must not reach it.
     let _ = setsid();
     chdir("/")?;
     let null = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
@@ -81,26 +94,37 @@ fn watch(process: &OwnedFd, renewer: &OwnedFd) -> io::Result<Option<&'static str
     rustix::stdio::dup2_stderr(&null)?;
     drop(null);
     close_others(&[process, renewer])?;
-    let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+    let timer = timerfd_create(
+        TimerfdClockId::Boottime,
+        TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+    )?;
     let mut deadline = None;
     loop {
         match receive(renewer) {
             // The renewer may have failed to acquire the lock, which it reports itself.
             Received::Closed => return Ok(deadline.map(|_| "the keeper of the lock was killed")),
-            Received::Datagram(message, _) => match u64::from_le_bytes(message.try_into().unwrap_or_default()) {
-                0 => return Ok(None),
-                time => {
-                    deadline = Some(BootTime::from_boot(Duration::from_millis(time)));
-                    continue;
+            Received::Datagram(message, _) => {
+                match u64::from_le_bytes(message.try_into().unwrap_or_default()) {
+                    0 => return Ok(None),
+                    time => {
+                        deadline = Some(BootTime::from_boot(Duration::from_millis(time)));
+                        continue;
+                    }
                 }
-            },
+            }
             Received::Nothing => {}
         }
         if deadline.is_some_and(|deadline| BootClock::read() >= deadline) {
-            return Ok(Some("the keeper of the lock renewed it no more: was it stopped?"));
+            return Ok(Some(
+                "the keeper of the lock renewed it no more: was it stopped?",
+            ));
         }
         arm(&timer, deadline);
-        let sources = &mut [PollFd::new(process, PollFlags::IN), PollFd::new(renewer, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
+        let sources = &mut [
+            PollFd::new(process, PollFlags::IN),
+            PollFd::new(renewer, PollFlags::IN),
+            PollFd::new(&timer, PollFlags::IN),
+        ];
         let _ = poll(sources, None);
         if !sources[0].revents().is_empty() {
             return Ok(None);

@@ -1,6 +1,8 @@
-//! The signals of dlock itself: blocked from the start and read from a descriptor, so that none is lost and none interrupts.
+//! The signals of dlock itself: blocked from the start and read from a descriptor, so that none is
+//! lost and none interrupts.
 //!
-//! This module doesn't interpret signals: it returns the number, the sender, and whether the terminal sent the signal.
+//! This module doesn't interpret signals: it returns the number, the sender, and whether the
+//! terminal sent the signal.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -9,19 +11,31 @@ use tokio::io::unix::AsyncFd;
 
 use super::sys::{self, SignalSet};
 
-/// The signals that dlock forwards to the command. TSTP is included because dlock stops together with the command.
-const HANDLED: [i32; 9] =
-    [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH, libc::SIGCONT, libc::SIGTSTP];
+/// The signals that dlock forwards to the command. TSTP is included because dlock stops together
+/// with the command.
+const HANDLED: [i32; 9] = [
+    libc::SIGTERM,
+    libc::SIGINT,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGWINCH,
+    libc::SIGCONT,
+    libc::SIGTSTP,
+];
 
 /// `si_code` of signals from the kernel; among the handled signals, only those from the terminal.
 const SI_KERNEL: i32 = 0x80;
 
-/// Blocks the handled signals and SIGCHLD, and restores SIGCHLD's default action. Returns the previous mask.
+/// Blocks the handled signals and SIGCHLD, and restores SIGCHLD's default action. Returns the
+/// previous mask.
 ///
-/// TTIN and TTOU are blocked too, since they would stop a background process and its renewals. When blocked, a read from the
-/// terminal returns an error, and a write with `stty tostop` succeeds.
+/// TTIN and TTOU are blocked too, since they would stop a background process and its renewals. When
+/// blocked, a read from the terminal returns an error, and a write with `stty tostop` succeeds.
 ///
-/// Signals that were ignored when dlock was started (nohup, a shell's background job) stay ignored and untouched.
+/// Signals that were ignored when dlock was started (nohup, a shell's background job) stay ignored
+/// and untouched.
 pub(super) fn block() -> SignalSet {
     sys::set_ignored(libc::SIGCHLD, false);
     let mut blocked = handled();
@@ -30,7 +44,10 @@ pub(super) fn block() -> SignalSet {
 }
 
 fn handled() -> Vec<i32> {
-    HANDLED.into_iter().filter(|&signal| !sys::is_ignored(signal)).collect()
+    HANDLED
+        .into_iter()
+        .filter(|&signal| !sys::is_ignored(signal))
+        .collect()
 }
 
 /// A signal that dlock received.
@@ -38,7 +55,8 @@ fn handled() -> Vec<i32> {
 pub struct Signal {
     /// The signal's number.
     pub number: i32,
-    /// Whether it came from the terminal (Ctrl-C, a hang-up, a new size), which sends it to the whole foreground group.
+    /// Whether it came from the terminal (Ctrl-C, a hang-up, a new size), which sends it to the
+    /// whole foreground group.
     pub from_terminal: bool,
     /// The process that sent it; 0 if the kernel did.
     pub sender: i32,
@@ -50,7 +68,8 @@ impl Signal {
         [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT].contains(&self.number)
     }
 
-    /// Whether the signal requests an orderly stop: the command gets TERM, and KILL after the grace.
+    /// Whether the signal requests an orderly stop: the command gets TERM, and KILL after the
+    /// grace.
     pub fn is_orderly_stop(self) -> bool {
         self.number == libc::SIGTERM
     }
@@ -79,14 +98,20 @@ impl Signals {
     /// When the system has no descriptors left.
     pub fn new() -> io::Result<Self> {
         block();
-        Ok(Self { fd: sys::watch(sys::signalfd(&SignalSet::of(&handled()))?)? })
+        Ok(Self {
+            fd: sys::watch(sys::signalfd(&SignalSet::of(&handled()))?)?,
+        })
     }
 
     /// Returns the next signal. Cancel safe.
     pub async fn next(&mut self) -> Signal {
         loop {
             if let Some((number, code, sender)) = sys::read_signal(self.fd.get_ref()) {
-                return Signal { number, from_terminal: code == SI_KERNEL, sender };
+                return Signal {
+                    number,
+                    from_terminal: code == SI_KERNEL,
+                    sender,
+                };
             }
             match self.fd.readable().await {
                 Ok(mut ready) => ready.clear_ready(),
@@ -103,7 +128,8 @@ pub fn unblock() {
     sys::unblock(&SignalSet::of(&ending));
 }
 
-/// Restores the signals' usual effect during `work`, which may block. Call it only while dlock holds no lock.
+/// Restores the signals' usual effect during `work`, which may block. Call it only while dlock
+/// holds no lock.
 pub fn with_usual<T>(work: impl FnOnce() -> T) -> T {
     let before = sys::block(&SignalSet::of(&[]));
     sys::unblock(&SignalSet::of(&handled()));
@@ -124,11 +150,19 @@ pub fn stop_self(signal: i32) {
     sys::set_mask(&before);
 }
 
-/// Ends dlock by `signal`, as the command ended, so that a calling shell sees what a plain command would have shown.
+/// Ends dlock by `signal`, as the command ended, so that a calling shell sees what a plain command
+/// would have shown.
 ///
-/// Call it only after the release. No core is dumped. If the signal has no effect, as for PID 1, it returns: exit with 128+N.
+/// Call it only after the release. No core is dumped. If the signal has no effect, as for PID 1, it
+/// returns: exit with 128+N.
 pub fn reraise(signal: i32) {
-    let _ = rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    let _ = rustix::process::setrlimit(
+        Resource::Core,
+        Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        },
+    );
     sys::set_ignored(signal, false);
     sys::raise(signal);
     sys::unblock(&SignalSet::of(&[signal]));

@@ -1,4 +1,5 @@
-//! dlock's side of supervision: starts the guardian, gives it orders, and takes over when it doesn't answer.
+//! dlock's side of supervision: starts the guardian, gives it orders, and takes over when it
+//! doesn't answer.
 //!
 //! The supervisor knows no lock: its caller renews the lease and passes on the deadlines.
 
@@ -16,7 +17,9 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
     pipe::{PipeFlags, pipe_with},
-    process::{Pid, Signal as Signo, WaitOptions, getpid, kill_process, set_child_subreaper, wait, waitpid},
+    process::{
+        Pid, Signal as Signo, WaitOptions, getpid, kill_process, set_child_subreaper, wait, waitpid,
+    },
     time::{TimerfdClockId, TimerfdFlags, timerfd_create},
 };
 use tokio::io::unix::AsyncFd;
@@ -37,7 +40,8 @@ use crate::{
     lock::{BootTime, LastResort},
 };
 
-/// An acknowledgement that takes longer is overdue. The supervisor acts on an overdue one only at a deadline.
+/// An acknowledgement that takes longer is overdue. The supervisor acts on an overdue one only at a
+/// deadline.
 const ACK_TIMEOUT: Duration = Duration::from_millis(150);
 /// The same limit for a guardian that answered after the time to kill: such a guardian is at work.
 const LONG_ACK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -55,24 +59,40 @@ pub struct Guardian {
 
 /// Makes this process a subreaper, blocks its signals and forks the guardian.
 ///
-/// Call it before any thread or runtime exists. The guardian and the command inherit open descriptors that are not close-on-exec.
-/// A file lock taken through such a descriptor lasts until the last process of the tree ends.
+/// Call it before any thread or runtime exists. The guardian and the command inherit open
+/// descriptors that are not close-on-exec. A file lock taken through such a descriptor lasts until
+/// the last process of the tree ends.
 ///
 /// # Errors
 /// When processes, descriptors or memory ran out; `InvalidInput` for a command with a NUL in it.
 pub fn fork_guardian(plan: Plan, last_resort: Option<LastResort>) -> io::Result<Guardian> {
-    let argv: Vec<CString> = plan.command.iter().map(|word| CString::new(word.clone().into_vec())).collect::<Result<_, _>>()?;
+    let argv: Vec<CString> = plan
+        .command
+        .iter()
+        .map(|word| CString::new(word.clone().into_vec()))
+        .collect::<Result<_, _>>()?;
     if argv.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no command"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "there is no command",
+        ));
     }
-    // Before the fork, so that the guardian isn't listed. Usually dlock has no children, as `wait` reports at once.
-    let spared = if matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD)) { Vec::new() } else { tree::children(&[]).unwrap_or_default() };
+    // Before the fork, so that the guardian isn't listed. Usually dlock has no children, as `wait`
+    // reports at once.
+    let spared = if matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD)) {
+        Vec::new()
+    } else {
+        tree::children(&[]).unwrap_or_default()
+    };
     let mask = signals::block();
     set_child_subreaper(Some(getpid()))?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     let cgroup = cgroup::name("run");
-    let pipe = plan.capture.then(|| pipe_with(PipeFlags::CLOEXEC)).transpose()?;
+    let pipe = plan
+        .capture
+        .then(|| pipe_with(PipeFlags::CLOEXEC))
+        .transpose()?;
     if let Some((read, _)) = &pipe {
         rustix::io::ioctl_fionbio(read, true)?;
     }
@@ -80,9 +100,25 @@ pub fn fork_guardian(plan: Plan, last_resort: Option<LastResort>) -> io::Result<
     match sys::fork()? {
         Fork::Child => {
             drop((socket, output));
-            live(Setup { plan, last_resort, argv, output: theirs_too, socket: theirs, mask, group: sys::own_group(), cgroup })
+            live(Setup {
+                plan,
+                last_resort,
+                argv,
+                output: theirs_too,
+                socket: theirs,
+                mask,
+                group: sys::own_group(),
+                cgroup,
+            })
         }
-        Fork::Parent(pid) => Ok(Guardian { pid, socket, plan, cgroup, spared, output }),
+        Fork::Parent(pid) => Ok(Guardian {
+            pid,
+            socket,
+            plan,
+            cgroup,
+            spared,
+            output,
+        }),
     }
 }
 
@@ -97,7 +133,10 @@ impl Guardian {
     /// # Errors
     /// When the system has no descriptors left. The guardian then ends by itself.
     pub fn attach(self) -> io::Result<Supervisor> {
-        let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        let timer = timerfd_create(
+            TimerfdClockId::Boottime,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?;
         let children = sys::signalfd(&SignalSet::of(&[libc::SIGCHLD]))?;
         Ok(Supervisor {
             socket: sys::watch(self.socket)?,
@@ -190,8 +229,8 @@ pub struct Supervisor {
 impl Supervisor {
     /// Orders the guardian to execute the command, unless `start_by` has passed by then.
     ///
-    /// [`Event::Started`] or [`Event::CannotStart`] follows. The guardian keeps `lifelines` open until the tree is dead, and shuts
-    /// them down if the lease runs out while dlock is stopped.
+    /// [`Event::Started`] or [`Event::CannotStart`] follows. The guardian keeps `lifelines` open
+    /// until the tree is dead, and shuts them down if the lease runs out while dlock is stopped.
     ///
     /// # Errors
     /// If the environment is longer than a message can be; nothing was started then.
@@ -202,7 +241,11 @@ impl Supervisor {
         deadlines: Deadlines,
         lifelines: &[OwnedFd],
     ) -> io::Result<()> {
-        let order = Order::Start { start_by, deadlines, environment: environment.to_vec() };
+        let order = Order::Start {
+            start_by,
+            deadlines,
+            environment: environment.to_vec(),
+        };
         match self.order_with(&order, Some(deadlines), lifelines) {
             // The guardian is gone; the next event reports its end.
             Err(error) if error.kind() != io::ErrorKind::InvalidInput => {}
@@ -213,14 +256,16 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Sends the guardian the deadlines of a confirmed renewal. Has no effect after [`Event::DeadlineTerm`].
+    /// Sends the guardian the deadlines of a confirmed renewal. Has no effect after
+    /// [`Event::DeadlineTerm`].
     pub fn extend(&mut self, deadlines: Deadlines) {
         if !self.lapsed {
             let _ = self.order(&Order::Extend(deadlines), Some(deadlines));
         }
     }
 
-    /// Kills the tree at once, since another process has the lock. Does nothing with [`OnLost::Continue`].
+    /// Kills the tree at once, since another process has the lock. Does nothing with
+    /// [`OnLost::Continue`].
     pub fn lost(&mut self) {
         if self.plan.on_lost != OnLost::Continue {
             let now = BootClock::read();
@@ -232,14 +277,18 @@ impl Supervisor {
         }
     }
 
-    /// Stops the command in order: TERM to the tree, `grace`, KILL. Keep renewing and extending meanwhile.
+    /// Stops the command in order: TERM to the tree, `grace`, KILL. Keep renewing and extending
+    /// meanwhile.
     ///
     /// A repeated call takes effect only if it brings KILL forward.
     pub fn stop(&mut self, grace: Duration) {
         let now = BootClock::read();
         let kill_at = now.plus(grace);
         if self.stopping.is_none_or(|before| kill_at < before.kill_at) {
-            self.stopping = Some(Deadlines { term_at: self.stopping.map_or(now, |before| before.term_at), kill_at });
+            self.stopping = Some(Deadlines {
+                term_at: self.stopping.map_or(now, |before| before.term_at),
+                kill_at,
+            });
             if let Some(takeover) = &mut self.takeover {
                 takeover.kill_no_later_than(kill_at);
             }
@@ -247,10 +296,11 @@ impl Supervisor {
         }
     }
 
-    /// Stops dlock as `signal` would have, together with its command. Returns when dlock was continued.
+    /// Stops dlock as `signal` would have, together with its command. Returns when dlock was
+    /// continued.
     ///
-    /// The guardian continues dlock when the command is no longer stopped. Check the deadline first after the return: any
-    /// amount of time may have passed.
+    /// The guardian continues dlock when the command is no longer stopped. Check the deadline first
+    /// after the return: any amount of time may have passed.
     pub fn stop_with_command(&mut self, signal: i32) {
         // Without a guardian no process would continue dlock.
         if self.order(&Order::Pause(true), None).is_ok() {
@@ -259,7 +309,8 @@ impl Supervisor {
         }
     }
 
-    /// Forwards a signal to the command, unless the terminal or the guardian already sent the signal to the command.
+    /// Forwards a signal to the command, unless the terminal or the guardian already sent the
+    /// signal to the command.
     pub fn forward(&mut self, signal: Signal) {
         // The kernel sends a hang-up to the session's leader alone, which may be dlock.
         let from_terminal = signal.from_terminal && signal.number != libc::SIGHUP;
@@ -268,7 +319,8 @@ impl Supervisor {
         }
     }
 
-    /// Takes the command's output, if it was captured ([`Plan::capture`]). Call it after the last event.
+    /// Takes the command's output, if it was captured ([`Plan::capture`]). Call it after the last
+    /// event.
     pub fn printed(&mut self) -> Option<CapturedOutput> {
         self.output.take().map(Capture::finish)
     }
@@ -278,24 +330,28 @@ impl Supervisor {
         self.guardian.as_raw_pid()
     }
 
-    /// Ends the guardian because the lock was not taken, and reaps it. Call it instead of [`Supervisor::start`].
+    /// Ends the guardian because the lock was not taken, and reaps it. Call it instead of
+    /// [`Supervisor::start`].
     pub fn give_up(self) {
         if self.acknowledged.is_none() && !self.reaped {
             end_idle(self.guardian);
         }
     }
 
-    /// Reaps the guardian after the last event. Release the lock first: the guardian takes a moment to end.
+    /// Reaps the guardian after the last event. Release the lock first: the guardian takes a moment
+    /// to end.
     pub fn finish(self) {
         if self.over && !self.reaped {
-            // The guardian sent its last report. dlock kills it, since a stopped guardian would never end.
+            // The guardian sent its last report. dlock kills it, since a stopped guardian would
+            // never end.
             end_idle(self.guardian);
         }
     }
 
     /// Returns the next event. Cancel safe. Never returns again after the last event.
     ///
-    /// It also reaps processes that are reparented to dlock (as PID 1: all orphans), so poll it always, even before the start.
+    /// It also reaps processes that are reparented to dlock (as PID 1: all orphans), so poll it
+    /// always, even before the start.
     pub async fn next(&mut self) -> Event {
         loop {
             self.receive();
@@ -318,12 +374,25 @@ impl Supervisor {
         self.order_with(order, deadlines, &[])
     }
 
-    fn order_with(&mut self, order: &Order, deadlines: Option<Deadlines>, descriptors: &[OwnedFd]) -> io::Result<()> {
+    fn order_with(
+        &mut self,
+        order: &Order,
+        deadlines: Option<Deadlines>,
+        descriptors: &[OwnedFd],
+    ) -> io::Result<()> {
         self.sent += 1;
-        let sent = transmit(self.socket.get_ref(), &encode(&(self.sent, order)), descriptors);
+        let sent = transmit(
+            self.socket.get_ref(),
+            &encode(&(self.sent, order)),
+            descriptors,
+        );
         if !matches!(&sent, Err(error) if error.kind() == io::ErrorKind::InvalidInput) {
             // Also when sending failed: a full socket means that the guardian doesn't read.
-            self.unanswered.push_back(UnackedOrder { number: self.sent, since: BootClock::read(), deadlines });
+            self.unanswered.push_back(UnackedOrder {
+                number: self.sent,
+                since: BootClock::read(),
+                deadlines,
+            });
         }
         sent
     }
@@ -349,7 +418,11 @@ impl Supervisor {
     fn handle_report(&mut self, report: Report) {
         let event = match report {
             Report::Ack(number) => {
-                while let Some(done) = self.unanswered.front().filter(|order| order.number <= number) {
+                while let Some(done) = self
+                    .unanswered
+                    .front()
+                    .filter(|order| order.number <= number)
+                {
                     self.acknowledged = done.deadlines.or(self.acknowledged);
                     self.unanswered.pop_front();
                 }
@@ -384,13 +457,17 @@ impl Supervisor {
             Report::Gone(pid) => Event::Gone { pid },
             Report::Ended(ended) => {
                 self.over = true;
-                Event::Ended(Ended { by_itself: ended.by_itself && (self.outlived.is_some() || !self.termed), ..ended })
+                Event::Ended(Ended {
+                    by_itself: ended.by_itself && (self.outlived.is_some() || !self.termed),
+                    ..ended
+                })
             }
         };
         self.events.push_back(event);
     }
 
-    /// Collects children that are neither the command nor its tree: the guardian, and as PID 1 all orphans.
+    /// Collects children that are neither the command nor its tree: the guardian, and as PID 1 all
+    /// orphans.
     fn reap(&mut self) {
         while sys::read_signal(self.children.get_ref()).is_some() {}
         if self.takeover.is_some() {

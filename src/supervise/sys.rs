@@ -34,30 +34,42 @@ pub fn fork() -> io::Result<Fork> {
     // SAFETY: no other thread exists that could hold a lock of the allocator.
     match unsafe { libc::fork() } {
         0 => Ok(Fork::Child),
-        pid => Pid::from_raw(pid).filter(|_| pid > 0).map(Fork::Parent).ok_or_else(io::Error::last_os_error),
+        pid => Pid::from_raw(pid)
+            .filter(|_| pid > 0)
+            .map(Fork::Parent)
+            .ok_or_else(io::Error::last_os_error),
     }
 }
 
-/// Runs `work`, which must end in [`exec`] or return quickly, in a new process that borrows this one's memory (as `vfork`), and
-/// waits until it has. Nothing is copied, so that a large parent starts a small command as fast as a small one does.
+/// Runs `work`, which must end in [`exec`] or return quickly, in a new process that borrows this
+/// one's memory (as `vfork`), and waits until it has. Nothing is copied, so that a large parent
+/// starts a small command as fast as a small one does.
 ///
-/// Changes that `work` makes in memory affect the caller too; signal mask, dispositions and descriptors are separate.
-/// `arguments` is the number of the command's arguments: [`exec`] needs more stack for more of them.
+/// Changes that `work` makes in memory affect the caller too; signal mask, dispositions and
+/// descriptors are separate. `arguments` is the number of the command's arguments: [`exec`] needs
+/// more stack for more of them.
 pub fn fork_to_exec(arguments: usize, work: &mut dyn FnMut()) -> io::Result<Pid> {
     struct ForkWork<'a>(&'a mut dyn FnMut());
     extern "C" fn enter(work: *mut libc::c_void) -> libc::c_int {
-        // SAFETY: the pointer below, to a value that lives until this process has ended or called exec.
+        // SAFETY: the pointer below, to a value that lives until this process has ended or called
+        // exec.
         let work: &mut ForkWork<'_> = unsafe { &mut *work.cast() };
         (work.0)();
         127
     }
-    // execvp copies a script's argument list and each path that it tries onto the stack. Unused pages cost nothing.
-    let stack = Stack::new((256 << 10) + arguments.saturating_mul(2 * mem::size_of::<*const libc::c_char>()))?;
+    // execvp copies a script's argument list and each path that it tries onto the stack. Unused
+    // pages cost nothing.
+    let stack = Stack::new(
+        (256 << 10) + arguments.saturating_mul(2 * mem::size_of::<*const libc::c_char>()),
+    )?;
     let mut work = ForkWork(work);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the stack is aligned and large enough; the caller is suspended, and was the only thread, so nothing else uses its memory.
+    // SAFETY: the stack is aligned and large enough; the caller is suspended, and was the only
+    // thread, so nothing else uses its memory.
     let pid = unsafe { libc::clone(enter, stack.top(), flags, (&raw mut work).cast()) };
-    Pid::from_raw(pid).filter(|_| pid > 0).ok_or_else(io::Error::last_os_error)
+    Pid::from_raw(pid)
+        .filter(|_| pid > 0)
+        .ok_or_else(io::Error::last_os_error)
 }
 
 /// Memory for a stack, above a guard that no process may touch.
@@ -71,16 +83,31 @@ impl Stack {
     const GUARD: usize = 64 << 10;
 
     fn new(size: usize) -> io::Result<Self> {
-        let length = size.next_multiple_of(Self::GUARD).saturating_add(Self::GUARD);
+        let length = size
+            .next_multiple_of(Self::GUARD)
+            .saturating_add(Self::GUARD);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK | libc::MAP_NORESERVE;
         // SAFETY: a new mapping, which replaces none.
-        let base = unsafe { libc::mmap(ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            )
+        };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let stack = Self { base, length };
         // SAFETY: the stack's lowest pages, which no code uses yet.
-        if unsafe { libc::mprotect(stack.base, Self::GUARD, libc::PROT_NONE) } == 0 { Ok(stack) } else { Err(io::Error::last_os_error()) }
+        if unsafe { libc::mprotect(stack.base, Self::GUARD, libc::PROT_NONE) } == 0 {
+            Ok(stack)
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 
     /// Returns where the stack begins: stacks grow down.
@@ -108,9 +135,15 @@ pub fn exit_now(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
-/// Replaces the process by `argv` as `execvp` does: PATH lookup, and /bin/sh for a script without `#!`. Returns on failure only.
+/// Replaces the process by `argv` as `execvp` does: PATH lookup, and /bin/sh for a script without
+/// `#!`. Returns on failure only.
 pub fn exec(argv: &[CString], environment: &[CString]) -> io::Error {
-    let pointers = |list: &[CString]| -> Vec<*const libc::c_char> { list.iter().map(|s| s.as_ptr()).chain([ptr::null()]).collect() };
+    let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
+        list.iter()
+            .map(|s| s.as_ptr())
+            .chain([ptr::null()])
+            .collect()
+    };
     let (argv, environment) = (pointers(argv), pointers(environment));
     // SAFETY: both lists end with a null pointer and outlive the call.
     unsafe { libc::execvpe(argv[0], argv.as_ptr(), environment.as_ptr()) };
@@ -161,11 +194,20 @@ pub fn unblock(set: &SignalSet) {
     change_mask(libc::SIG_UNBLOCK, set);
 }
 
-/// Blocks every signal that can be blocked, even the two that the C library reserves for threads: dlock has none here.
+/// Blocks every signal that can be blocked, even the two that the C library reserves for threads:
+/// dlock has none here.
 pub fn block_all() {
     let all = u64::MAX;
     // SAFETY: the kernel reads one set of 64 signals.
-    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const all, ptr::null_mut::<u64>(), mem::size_of::<u64>()) };
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const all,
+            ptr::null_mut::<u64>(),
+            mem::size_of::<u64>(),
+        )
+    };
 }
 
 /// Sets the mask. Returns the previous mask.
@@ -190,7 +232,16 @@ pub fn is_ignored(signal: i32) -> bool {
 /// Gives the signal its default action, or ignores it.
 pub fn set_ignored(signal: i32, ignored: bool) {
     // SAFETY: neither disposition runs code of ours.
-    unsafe { libc::signal(signal, if ignored { libc::SIG_IGN } else { libc::SIG_DFL }) };
+    unsafe {
+        libc::signal(
+            signal,
+            if ignored {
+                libc::SIG_IGN
+            } else {
+                libc::SIG_DFL
+            },
+        )
+    };
 }
 
 /// Makes the signal have no effect until the next exec, unless the signal is already ignored.
@@ -220,16 +271,22 @@ pub fn signal(number: i32) -> Option<Signal> {
     Signal::from_named_raw(number)
 }
 
-/// Returns a non-blocking, close-on-exec descriptor that receives these signals. Block the signals first.
+/// Returns a non-blocking, close-on-exec descriptor that receives these signals. Block the signals
+/// first.
 pub fn signalfd(set: &SignalSet) -> io::Result<OwnedFd> {
     // SAFETY: the set is initialised; the new descriptor is ours alone.
     unsafe {
         let fd = libc::signalfd(-1, &raw const set.0, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
+        if fd < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(OwnedFd::from_raw_fd(fd))
+        }
     }
 }
 
-/// Returns the next signal from a [`signalfd`], with its `si_code` and its sender; `None` if there is none.
+/// Returns the next signal from a [`signalfd`], with its `si_code` and its sender; `None` if there
+/// is none.
 pub fn read_signal(fd: &OwnedFd) -> Option<(i32, i32, i32)> {
     // SAFETY: the kernel fills exactly one record, or nothing.
     unsafe {
@@ -239,7 +296,11 @@ pub fn read_signal(fd: &OwnedFd) -> Option<(i32, i32, i32)> {
         if usize::try_from(got).ok() != Some(size) {
             return None;
         }
-        Some((i32::try_from(info.ssi_signo).ok()?, info.ssi_code, info.ssi_pid.cast_signed()))
+        Some((
+            i32::try_from(info.ssi_signo).ok()?,
+            info.ssi_code,
+            info.ssi_pid.cast_signed(),
+        ))
     }
 }
 
@@ -248,15 +309,20 @@ static SIGPIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 static WAS_CLOSED: AtomicU8 = AtomicU8::new(0);
 static SIGXFSZ_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// Records SIGPIPE's disposition and closed standard streams, before Rust's runtime ignores SIGPIPE and opens `/dev/null`.
+/// Records SIGPIPE's disposition and closed standard streams, before Rust's runtime ignores SIGPIPE
+/// and opens `/dev/null`.
 extern "C" fn remember_start() {
     SIGPIPE_WAS_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
     // SAFETY: only asks for the flags of three numbers.
     let closed = |number: &i32| unsafe { libc::fcntl(*number, libc::F_GETFD) } < 0;
-    WAS_CLOSED.store((0..3).filter(closed).map(|number| 1 << number).sum(), Ordering::Relaxed);
+    WAS_CLOSED.store(
+        (0..3).filter(closed).map(|number| 1 << number).sum(),
+        Ordering::Relaxed,
+    );
 }
 
-// SAFETY: the loader calls it once, before `main`; it only reads dispositions and flags and writes atomics.
+// SAFETY: the loader calls it once, before `main`; it only reads dispositions and flags and writes
+// atomics.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = remember_start;
@@ -264,10 +330,13 @@ static BEFORE_MAIN: extern "C" fn() = remember_start;
 /// Closes each of stdin, stdout and stderr that was closed when this program was executed.
 pub fn keep_closed_stdio() {
     let closed = WAS_CLOSED.load(Ordering::Relaxed);
-    (0..3).filter(|number| closed & 1 << number != 0).for_each(close);
+    (0..3)
+        .filter(|number| closed & 1 << number != 0)
+        .for_each(close);
 }
 
-/// Makes a write beyond `ulimit -f` fail, as on a full disk, instead of ending this process and its forks.
+/// Makes a write beyond `ulimit -f` fail, as on a full disk, instead of ending this process and its
+/// forks.
 pub fn survive_large_files() {
     SIGXFSZ_WAS_IGNORED.store(is_ignored(libc::SIGXFSZ), Ordering::Relaxed);
     set_ignored(libc::SIGXFSZ, true);
@@ -287,11 +356,26 @@ pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 
 /// Makes the timer readable at `at`, which may have passed; never for `None`.
 pub fn arm(timer: &OwnedFd, at: Option<BootTime>) {
-    let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let none = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     let value = at.map_or(none, |at| {
         let since = at.since_boot();
-        let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX / 1_000_000_000).min(i64::MAX / 1_000_000_000);
-        Timespec { tv_sec: seconds, tv_nsec: i64::from(since.subsec_nanos()) }
+        let seconds = i64::try_from(since.as_secs())
+            .unwrap_or(i64::MAX / 1_000_000_000)
+            .min(i64::MAX / 1_000_000_000);
+        Timespec {
+            tv_sec: seconds,
+            tv_nsec: i64::from(since.subsec_nanos()),
+        }
     });
-    let _ = timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: none, it_value: value });
+    let _ = timerfd_settime(
+        timer,
+        TimerfdTimerFlags::ABSTIME,
+        &Itimerspec {
+            it_interval: none,
+            it_value: value,
+        },
+    );
 }

@@ -1,7 +1,8 @@
 //! The takeover: dlock stops its own descendants with the same routine when its guardian is gone.
 //!
-//! dlock adopts the orphans because it is a subreaper too. Children from before the start (of the program that executed
-//! dlock) are spared. As PID 1, dlock can't tell foreign orphans from the command's, and kills both.
+//! dlock adopts the orphans because it is a subreaper too. Children from before the start (of the
+//! program that executed dlock) are spared. As PID 1, dlock can't tell foreign orphans from the
+//! command's, and kills both.
 
 use rustix::{
     io::Errno,
@@ -34,8 +35,15 @@ pub struct Takeover {
 }
 
 impl Takeover {
-    /// Sends TERM to all remaining processes, unless KILL is already due. KILL follows at `kill_at`.
-    pub fn begin(spared: Vec<Process>, command: Option<Pid>, cgroup: &str, kill_at: BootTime, now: BootTime) -> Self {
+    /// Sends TERM to all remaining processes, unless KILL is already due. KILL follows at
+    /// `kill_at`.
+    pub fn begin(
+        spared: Vec<Process>,
+        command: Option<Pid>,
+        cgroup: &str,
+        kill_at: BootTime,
+        now: BootTime,
+    ) -> Self {
         let me = getpid().as_raw_pid();
         let mut termed = Vec::new();
         if now < kill_at {
@@ -44,11 +52,24 @@ impl Takeover {
                 let _ = kill_process_group(group, Signal::TERM);
                 let _ = kill_process_group(group, Signal::CONT);
             }
-            // Without /proc only the cgroup is left to kill; the command itself dies with the guardian.
+            // Without /proc only the cgroup is left to kill; the command itself dies with the
+            // guardian.
             termed = tree::signal_all(me, &spared, group, Signal::TERM).unwrap_or_default();
         }
-        let cgroup = Parent::find().ok().and_then(|parent| parent.existing(cgroup));
-        Self { me, spared, command, outcome: None, cgroup, kill_at, termed, hunt: None, empty: false }
+        let cgroup = Parent::find()
+            .ok()
+            .and_then(|parent| parent.existing(cgroup));
+        Self {
+            me,
+            spared,
+            command,
+            outcome: None,
+            cgroup,
+            kill_at,
+            termed,
+            hunt: None,
+            empty: false,
+        }
     }
 
     /// Brings KILL forward.
@@ -72,9 +93,14 @@ impl Takeover {
         let mut news = Vec::new();
         if !self.empty && now >= self.kill_at {
             let termed = &mut self.termed;
-            let hunt = self.hunt.get_or_insert_with(|| Hunt::new(self.me, self.spared.clone(), std::mem::take(termed), now));
+            let hunt = self.hunt.get_or_insert_with(|| {
+                Hunt::new(self.me, self.spared.clone(), std::mem::take(termed), now)
+            });
             if now >= hunt.next_at() {
-                let group = self.command.filter(|_| self.outcome.is_none()).and_then(|command| tree::group_led_by(command, getpid()));
+                let group = self
+                    .command
+                    .filter(|_| self.outcome.is_none())
+                    .and_then(|command| tree::group_led_by(command, getpid()));
                 news = hunt.round(group, self.cgroup.as_ref(), now);
                 self.reap(now);
             }
@@ -88,11 +114,16 @@ impl Takeover {
     fn reap(&mut self, now: BootTime) {
         self.empty = loop {
             match wait(WaitOptions::NOHANG) {
-                Ok(Some((pid, status))) if Some(pid) == self.command => self.outcome = outcome(status),
+                Ok(Some((pid, status))) if Some(pid) == self.command => {
+                    self.outcome = outcome(status);
+                }
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Err(_) => break true,
                 // `wait` also counts the spared children, so check the list of the others.
-                Ok(None) => break !self.spared.is_empty() && tree::children(&self.spared).is_ok_and(|left| left.is_empty()),
+                Ok(None) => {
+                    break !self.spared.is_empty()
+                        && tree::children(&self.spared).is_ok_and(|left| left.is_empty());
+                }
             }
         };
         if self.empty && self.cgroup.as_ref().is_some_and(Cgroup::is_populated) {

@@ -9,10 +9,16 @@ use rustix::{
 
 /// Returns the controlling terminal, if this session has one.
 pub fn controlling() -> Option<OwnedFd> {
-    rustix::fs::open("/dev/tty", OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()).ok()
+    rustix::fs::open(
+        "/dev/tty",
+        OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK,
+        Mode::empty(),
+    )
+    .ok()
 }
 
-/// Whether `group` is in the foreground of this terminal: Ctrl-C goes to `group`, and `group` may read.
+/// Whether `group` is in the foreground of this terminal: Ctrl-C goes to `group`, and `group` may
+/// read.
 pub fn is_foreground(terminal: &OwnedFd, group: Pid) -> bool {
     rustix::termios::tcgetpgrp(terminal).is_ok_and(|foreground| foreground == group)
 }

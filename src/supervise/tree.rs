@@ -1,8 +1,9 @@
 //! The processes below a process, as /proc shows them, and the safe way to signal one of them.
 //!
-//! The walk starts at the root and follows the kernel's lists of children: its cost grows with the tree, not with the host.
-//! No walk is complete while processes fork and end. Processes found here are therefore only *signalled*.
-//! Only the kernel decides that a tree is empty (no child left to wait for).
+//! The walk starts at the root and follows the kernel's lists of children: its cost grows with the
+//! tree, not with the host. No walk is complete while processes fork and end. Processes found here
+//! are therefore only *signalled*. Only the kernel decides that a tree is empty (no child left to
+//! wait for).
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -31,10 +32,17 @@ pub struct Process {
 }
 
 impl Process {
-    /// Returns a process that /proc hides (`hidepid`), as it does every process that is not dumpable, such as a nested dlock.
-    /// Only its parent's list of children shows such a process.
+    /// Returns a process that /proc hides (`hidepid`), as it does every process that is not
+    /// dumpable, such as a nested dlock. Only its parent's list of children shows such a process.
     fn hidden(pid: i32, parent: i32) -> Self {
-        Self { pid, parent, group: 0, state: b'?', threads: 1, started: 0 }
+        Self {
+            pid,
+            parent,
+            group: 0,
+            state: b'?',
+            threads: 1,
+            started: 0,
+        }
     }
 
     fn is_hidden(&self) -> bool {
@@ -50,7 +58,8 @@ impl Process {
         matches!(self.state, b'Z' | b'X')
     }
 
-    /// Returns the children of all its threads, adopted orphans included; `None` if this kernel has no such lists.
+    /// Returns the children of all its threads, adopted orphans included; `None` if this kernel has
+    /// no such lists.
     fn children(&self) -> Option<Vec<i32>> {
         let mut found = Vec::new();
         if self.threads <= 1 {
@@ -59,14 +68,22 @@ impl Process {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid)).ok()?;
         let threads = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         // The children of a thread that has ended meanwhile belong to another thread.
-        threads.map(|thread| listed(self.pid, thread, &mut found)).fold(false, |any, read| any | read).then_some(found)
+        threads
+            .map(|thread| listed(self.pid, thread, &mut found))
+            .fold(false, |any, read| any | read)
+            .then_some(found)
     }
 }
 
 /// Reads the list of one thread's children. Returns whether the list exists.
 fn listed(pid: i32, thread: i32, into: &mut Vec<i32>) -> bool {
-    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")) else { return false };
-    into.extend(text.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")) else {
+        return false;
+    };
+    into.extend(
+        text.split_ascii_whitespace()
+            .filter_map(|pid| pid.parse::<i32>().ok()),
+    );
     true
 }
 
@@ -83,7 +100,8 @@ pub fn look(pid: i32) -> Option<Process> {
 }
 
 fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
-    // The name may contain anything, also parentheses and spaces: the fields start after the last one.
+    // The name may contain anything, also parentheses and spaces: the fields start after the last
+    // one.
     let fields = stat.iter().rposition(|&byte| byte == b')')? + 2;
     let mut fields = std::str::from_utf8(stat.get(fields..)?).ok()?.split(' ');
     Some(Process {
@@ -115,13 +133,19 @@ impl FoundProcess {
         }
     }
 
-    /// Returns the child `pid` of `parent`, if it is still one, or has been reparented to `root` meanwhile.
+    /// Returns the child `pid` of `parent`, if it is still one, or has been reparented to `root`
+    /// meanwhile.
     fn child(pid: i32, parent: &Process, root: i32) -> Option<Self> {
         // First open a handle of the PID's process, then check which process it is.
         let (_, handle) = Self::open(pid)?;
         let process = match look(pid) {
-            Some(process) => Some(process).filter(|process| [parent.pid, root].contains(&process.parent)),
-            None => parent.children().filter(|all| all.contains(&pid)).map(|_| Process::hidden(pid, parent.pid)),
+            Some(process) => {
+                Some(process).filter(|process| [parent.pid, root].contains(&process.parent))
+            }
+            None => parent
+                .children()
+                .filter(|all| all.contains(&pid))
+                .map(|_| Process::hidden(pid, parent.pid)),
         };
         process.map(|process| Self { process, handle })
     }
@@ -133,31 +157,47 @@ impl FoundProcess {
     pub fn send(&self, signal: Signal) -> Result<(), Errno> {
         let sent = match (&self.handle, Pid::from_raw(self.process.pid)) {
             (Some(handle), Some(pid)) => {
-                let same = || self.process.is_hidden() || look(self.process.pid).is_some_and(|now| now.is(&self.process));
+                let same = || {
+                    self.process.is_hidden()
+                        || look(self.process.pid).is_some_and(|now| now.is(&self.process))
+                };
                 send_by_handle(handle, pid, signal, same)
             }
             (None, Some(pid)) => kill_process(pid, signal),
             (_, None) => Ok(()),
         };
-        sent.or_else(|error| if error == Errno::SRCH { Ok(()) } else { Err(error) })
+        sent.or_else(|error| {
+            if error == Errno::SRCH {
+                Ok(())
+            } else {
+                Err(error)
+            }
+        })
     }
 }
 
-/// Signals the process of a handle. A sandbox may deny that call alone: then `kill` sends the signal, if `same` says that the PID is still
-/// the process's.
+/// Signals the process of a handle. A sandbox may deny that call alone: then `kill` sends the
+/// signal, if `same` says that the PID is still the process's.
 ///
 /// # Errors
 /// [`Errno::PERM`] if the process has privileges that the caller doesn't have.
-fn send_by_handle(handle: &OwnedFd, pid: Pid, signal: Signal, same: impl Fn() -> bool) -> Result<(), Errno> {
+fn send_by_handle(
+    handle: &OwnedFd,
+    pid: Pid,
+    signal: Signal,
+    same: impl Fn() -> bool,
+) -> Result<(), Errno> {
     match pidfd_send_signal(handle, signal) {
         Err(Errno::PERM | Errno::NOSYS | Errno::ACCESS) if same() => kill_process(pid, signal),
         sent => sent,
     }
 }
 
-/// Passes all processes below `root` to `see`, parents first, except `spared` and their descendants.
+/// Passes all processes below `root` to `see`, parents first, except `spared` and their
+/// descendants.
 ///
-/// The walk reads a process's children before it calls `see`: once `see` kills the process, its children are reparented.
+/// The walk reads a process's children before it calls `see`: once `see` kills the process, its
+/// children are reparented.
 ///
 /// # Errors
 /// If /proc isn't there, or belongs to another PID namespace.
@@ -167,7 +207,9 @@ pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&FoundProcess)) -
         return Err(io::Error::other("/proc belongs to another PID namespace"));
     }
     // The kernel has no such lists, or the root is hidden.
-    let Some(first) = look(root).and_then(|top| Some((top, top.children()?))) else { return walk_host(root, spared, &mut see) };
+    let Some(first) = look(root).and_then(|top| Some((top, top.children()?))) else {
+        return walk_host(root, spared, &mut see);
+    };
     let mut shown = HashSet::new();
     let mut todo = VecDeque::from([first]);
     while let Some((parent, children)) = todo.pop_front() {
@@ -175,14 +217,18 @@ pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&FoundProcess)) -
             if !shown.insert(pid) {
                 continue;
             }
-            let Some(found) = FoundProcess::child(pid, &parent, root) else { continue };
+            let Some(found) = FoundProcess::child(pid, &parent, root) else {
+                continue;
+            };
             let process = found.process;
             if spared.iter().any(|spared| spared.is(&process)) {
                 continue;
             }
             let below = process.children().unwrap_or_default();
             // The list belongs to this process only if the PID was still its own afterwards.
-            if !below.is_empty() && (process.is_hidden() || look(pid).is_some_and(|now| now.is(&process))) {
+            if !below.is_empty()
+                && (process.is_hidden() || look(pid).is_some_and(|now| now.is(&process)))
+            {
                 todo.push_back((process, below));
             }
             see(&found);
@@ -191,11 +237,18 @@ pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&FoundProcess)) -
     Ok(())
 }
 
-/// Does the same as [`walk`] where the kernel has no lists of children: reads every process of the host.
+/// Does the same as [`walk`] where the kernel has no lists of children: reads every process of the
+/// host.
 fn walk_host(root: i32, spared: &[Process], see: &mut dyn FnMut(&FoundProcess)) -> io::Result<()> {
     let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
     for entry in std::fs::read_dir("/proc")? {
-        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Some(pid) = entry?
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
         if let Some(process) = look(pid) {
             children.entry(process.parent).or_default().push(process);
         }
@@ -207,7 +260,9 @@ fn walk_host(root: i32, spared: &[Process], see: &mut dyn FnMut(&FoundProcess)) 
             if process.pid == root || spared.iter().any(|spared| spared.is(&process)) {
                 continue;
             }
-            let Some((_, handle)) = FoundProcess::open(process.pid) else { continue };
+            let Some((_, handle)) = FoundProcess::open(process.pid) else {
+                continue;
+            };
             if look(process.pid).is_some_and(|now| now.is(&process) && is_below(now, root)) {
                 see(&FoundProcess { process, handle });
             }
@@ -243,57 +298,88 @@ pub fn below(root: i32, spared: &[Process]) -> io::Result<Vec<Process>> {
 
 /// Returns the current children of this process, ended ones included, without `spared`.
 ///
-/// The kernel's list is exact for the calling process, since no other process can reap these children: no entry vanishes
-/// meanwhile, and adopted orphans are appended at the end.
+/// The kernel's list is exact for the calling process, since no other process can reap these
+/// children: no entry vanishes meanwhile, and adopted orphans are appended at the end.
 ///
 /// # Errors
 /// If /proc isn't there, or belongs to another PID namespace.
 pub fn children(spared: &[Process]) -> io::Result<Vec<Process>> {
     let me = getpid().as_raw_pid();
-    let known = |pid: &i32| spared.iter().any(|spared| spared.pid == *pid && look(*pid).is_none_or(|now| now.is(spared)));
+    let known = |pid: &i32| {
+        spared
+            .iter()
+            .any(|spared| spared.pid == *pid && look(*pid).is_none_or(|now| now.is(spared)))
+    };
     match look(me).and_then(|me| me.children()) {
         Some(pids) => {
             let pids = pids.into_iter().filter(|pid| !known(pid));
-            Ok(pids.map(|pid| look(pid).unwrap_or(Process::hidden(pid, me))).collect())
+            Ok(pids
+                .map(|pid| look(pid).unwrap_or(Process::hidden(pid, me)))
+                .collect())
         }
-        None => Ok(below(me, spared)?.into_iter().filter(|process| process.parent == me).collect()),
+        None => Ok(below(me, spared)?
+            .into_iter()
+            .filter(|process| process.parent == me)
+            .collect()),
     }
 }
 
-/// Signals exactly this process, found below `root` earlier, if it still exists; otherwise does nothing.
+/// Signals exactly this process, found below `root` earlier, if it still exists; otherwise does
+/// nothing.
 ///
 /// Descendants of a subreaper stay below it, so a check that it is the same process suffices.
 ///
 /// # Errors
 /// As [`FoundProcess::send`].
 pub fn signal(process: &Process, root: i32, signal: Signal) -> Result<(), Errno> {
-    let Some((_, handle)) = FoundProcess::open(process.pid) else { return Ok(()) };
+    let Some((_, handle)) = FoundProcess::open(process.pid) else {
+        return Ok(());
+    };
     let same = if let Some(now) = look(process.pid) {
         now.is(process)
     } else {
         // Only the root's own children are sure to have kept their PIDs.
         let parent = look(root).filter(|_| process.is_hidden() && process.parent == root);
-        parent.and_then(|root| root.children()).is_some_and(|all| all.contains(&process.pid))
+        parent
+            .and_then(|root| root.children())
+            .is_some_and(|all| all.contains(&process.pid))
     };
-    if same { FoundProcess { process: *process, handle }.send(signal) } else { Ok(()) }
+    if same {
+        FoundProcess {
+            process: *process,
+            handle,
+        }
+        .send(signal)
+    } else {
+        Ok(())
+    }
 }
 
-/// Signals everything below `root` once except `group`, and continues stopped processes so that the signal takes effect.
-/// Returns the processes that were found.
+/// Signals everything below `root` once except `group`, and continues stopped processes so that the
+/// signal takes effect. Returns the processes that were found.
 ///
 /// # Errors
 /// As [`walk`]; nothing was signalled then.
-pub fn signal_all(root: i32, spared: &[Process], group: Option<Pid>, which: Signal) -> io::Result<Vec<Process>> {
+pub fn signal_all(
+    root: i32,
+    spared: &[Process],
+    group: Option<Pid>,
+    which: Signal,
+) -> io::Result<Vec<Process>> {
     // First look, then signal: the list of children is gone once a parent ends on the signal.
     let all = below(root, spared)?;
-    for process in all.iter().filter(|process| group.is_none_or(|group| group.as_raw_pid() != process.group)) {
+    for process in all
+        .iter()
+        .filter(|process| group.is_none_or(|group| group.as_raw_pid() != process.group))
+    {
         let _ = signal(process, root, which);
         let _ = signal(process, root, Signal::CONT);
     }
     Ok(all)
 }
 
-/// Returns the process group that the command leads, if `parent` hasn't reaped the command: then its ID is still valid.
+/// Returns the process group that the command leads, if `parent` hasn't reaped the command: then
+/// its ID is still valid.
 pub fn group_led_by(command: Pid, parent: Pid) -> Option<Pid> {
     let process = look(command.as_raw_pid())?;
     (process.parent == parent.as_raw_pid() && process.group == process.pid).then_some(command)
@@ -303,7 +389,11 @@ pub fn group_led_by(command: Pid, parent: Pid) -> Option<Pid> {
 pub fn name(pid: i32) -> Option<String> {
     look(pid).filter(|process| !process.is_dead())?;
     let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
-    Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+    Some(
+        String::from_utf8_lossy(&name)
+            .trim_end_matches('\n')
+            .to_owned(),
+    )
 }
 
 #[cfg(test)]
@@ -319,19 +409,45 @@ mod tests {
     fn a_name_full_of_parentheses_does_not_shift_the_fields() {
         let stat = b"42 (a) R 1 (b) S 7 8 9 0 -1 4194304 1 0 0 0 1 1 0 0 20 0 1 0 12345 1000 10 18446744073709551615";
         let process = parse(42, stat).unwrap();
-        assert_eq!(process, Process { pid: 42, parent: 7, group: 8, state: b'S', threads: 1, started: 12345 });
+        assert_eq!(
+            process,
+            Process {
+                pid: 42,
+                parent: 7,
+                group: 8,
+                state: b'S',
+                threads: 1,
+                started: 12345
+            }
+        );
     }
 
     #[test]
     fn a_process_with_a_reused_number_is_not_signalled() {
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
         let me = rustix::process::getpid().as_raw_pid();
         let pid = i32::try_from(child.id()).unwrap();
         let real = look(pid).unwrap();
-        assert!(below(me, &[]).unwrap().iter().any(|process| process.is(&real)));
-        assert!(below(me, &[real]).unwrap().iter().all(|process| process.pid != pid));
+        assert!(
+            below(me, &[])
+                .unwrap()
+                .iter()
+                .any(|process| process.is(&real))
+        );
+        assert!(
+            below(me, &[real])
+                .unwrap()
+                .iter()
+                .all(|process| process.pid != pid)
+        );
 
-        let older = Process { started: real.started - 1, ..real };
+        let older = Process {
+            started: real.started - 1,
+            ..real
+        };
         signal(&older, me, Signal::KILL).unwrap();
         assert!(child.try_wait().unwrap().is_none());
         signal(&real, me, Signal::KILL).unwrap();
@@ -341,7 +457,10 @@ mod tests {
     /// A process whose child has a child, and so on.
     fn chain(depth: usize) -> std::process::Child {
         let line = "n=$1; [ $n -gt 0 ] || exec sleep 60; sh -c \"$2\" sh $((n-1)) \"$2\" & wait";
-        std::process::Command::new("sh").args(["-c", line, "sh", &depth.to_string(), line]).spawn().unwrap()
+        std::process::Command::new("sh")
+            .args(["-c", line, "sh", &depth.to_string(), line])
+            .spawn()
+            .unwrap()
     }
 
     fn grown(root: i32, count: usize) -> Vec<Process> {
@@ -363,7 +482,11 @@ mod tests {
         LOOKS.set(0);
         let found = signal_all(root, &[], None, Signal::KILL).unwrap();
         let looks = LOOKS.get();
-        assert!(found.len() == 60 && looks <= 4 * 61, "{looks} looks at {} processes", found.len());
+        assert!(
+            found.len() == 60 && looks <= 4 * 61,
+            "{looks} looks at {} processes",
+            found.len()
+        );
         child.kill().unwrap();
         child.wait().unwrap();
     }

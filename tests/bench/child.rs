@@ -7,7 +7,8 @@ use rustix::time::{ClockId, clock_gettime};
 /// Returns the current time, comparable between processes.
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
-    u64::try_from(now.tv_sec).unwrap_or_default() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or_default()
+    u64::try_from(now.tv_sec).unwrap_or_default() * 1_000_000_000
+        + u64::try_from(now.tv_nsec).unwrap_or_default()
 }
 
 /// Records its start, works for this many ms, and records its end.

@@ -1,4 +1,5 @@
-//! How long twenty waiters take to run once the holder ends, and the resources they need while they wait.
+//! How long twenty waiters take to run once the holder ends, and the resources they need while they
+//! wait.
 
 use std::{
     fs,
@@ -33,11 +34,21 @@ pub fn run(stores: &Stores) -> Vec<Table> {
     for (n, locker) in lockers.iter().enumerate() {
         let ((whole, _), (size, _)) = (median(&mut times[n]), median(&mut sizes[n]));
         let each = whole / WAITERS as f64;
-        rows.push(vec![locker.name.clone(), format!("{whole:.1}"), format!("{each:.2}"), format!("{size:.2}")]);
+        rows.push(vec![
+            locker.name.clone(),
+            format!("{whole:.1}"),
+            format!("{each:.2}"),
+            format!("{size:.2}"),
+        ]);
     }
     let title = format!("{WAITERS} waiters drained, median of {ROUNDS}, in turns");
     let note = "MiB per waiter: anonymous memory of all processes of a waiting one, pages of the binary not counted";
-    vec![Table::new(title, &["", "ms", "each", "MiB per waiter"], rows, note)]
+    vec![Table::new(
+        title,
+        &["", "ms", "each", "MiB per waiter"],
+        rows,
+        note,
+    )]
 }
 
 /// A holder that ends on request, and processes that wait for its lock.
@@ -60,7 +71,12 @@ pub struct Kind {
 }
 
 /// Exclusive and unordered.
-pub const EXCLUSIVE: Kind = Kind { name: "exclusive", holder: &[], waiters: &[], exclusive: true };
+pub const EXCLUSIVE: Kind = Kind {
+    name: "exclusive",
+    holder: &[],
+    waiters: &[],
+    exclusive: true,
+};
 
 impl Queue {
     pub fn gather(stores: &Stores, locker: &Locker, key: &str, size: usize) -> Self {
@@ -73,17 +89,35 @@ impl Queue {
         fs::create_dir_all(&folder).expect("a folder");
         let me = stores.me.to_str().expect("UTF-8");
         let (gate, stamp) = (folder.join("gate"), folder.join("holder"));
-        let words = [me, "child", "end-with", gate.to_str().expect("UTF-8"), stamp.to_str().expect("UTF-8")];
-        let holder = stores.command_with(locker, kind.holder, key, true, &words).spawn().expect("the holder");
+        let words = [
+            me,
+            "child",
+            "end-with",
+            gate.to_str().expect("UTF-8"),
+            stamp.to_str().expect("UTF-8"),
+        ];
+        let holder = stores
+            .command_with(locker, kind.holder, key, true, &words)
+            .spawn()
+            .expect("the holder");
         thread::sleep(Duration::from_millis(100));
         let waiters = (0..size).map(|n| {
             let stamp = folder.join(n.to_string());
             let words = [me, "child", "stamp", stamp.to_str().expect("UTF-8"), "0"];
-            stores.command_with(locker, kind.waiters, key, true, &words).spawn().expect("a waiter")
+            stores
+                .command_with(locker, kind.waiters, key, true, &words)
+                .spawn()
+                .expect("a waiter")
         });
         let waiters: Vec<_> = waiters.collect();
         await_idle();
-        Self { folder, key: key.into(), holder, waiters, exclusive: kind.exclusive }
+        Self {
+            folder,
+            key: key.into(),
+            holder,
+            waiters,
+            exclusive: kind.exclusive,
+        }
     }
 
     /// Lets the holder end, and returns the ms until the last waiter's command has started.
@@ -92,17 +126,30 @@ impl Queue {
         let until = Instant::now() + Duration::from_secs(60);
         for waiter in &mut self.waiters {
             while waiter.try_wait().expect("wait").is_none() {
-                assert!(Instant::now() < until, "a waiter for {} did not run", self.key);
+                assert!(
+                    Instant::now() < until,
+                    "a waiter for {} did not run",
+                    self.key
+                );
                 thread::sleep(Duration::from_millis(1));
             }
         }
         self.holder.wait().expect("wait");
-        let stamp = |name: &str| child::read(&self.folder.join(name)).unwrap_or_else(|| panic!("{} has no stamp of {name}", self.key));
+        let stamp = |name: &str| {
+            child::read(&self.folder.join(name))
+                .unwrap_or_else(|| panic!("{} has no stamp of {name}", self.key))
+        };
         let ended = stamp("holder").1;
-        let mut turns: Vec<_> = (0..self.waiters.len()).map(|n| stamp(&n.to_string())).collect();
+        let mut turns: Vec<_> = (0..self.waiters.len())
+            .map(|n| stamp(&n.to_string()))
+            .collect();
         turns.sort_unstable();
         let apart = !self.exclusive || turns.windows(2).all(|two| two[0].1 <= two[1].0);
-        assert!(apart && turns[0].0 >= ended, "two held {} at once", self.key);
+        assert!(
+            apart && turns[0].0 >= ended,
+            "two held {} at once",
+            self.key
+        );
         (turns.last().expect("a waiter").0 - ended) as f64 / 1e6
     }
 
@@ -111,7 +158,12 @@ impl Queue {
         let mut total = 0;
         for waiter in &self.waiters {
             let below = procfs::descendants(waiter.id());
-            total += below.iter().map(|stat| stat.pid).chain([waiter.id()]).map(anonymous_kib).sum::<u64>();
+            total += below
+                .iter()
+                .map(|stat| stat.pid)
+                .chain([waiter.id()])
+                .map(anonymous_kib)
+                .sum::<u64>();
         }
         total as f64 / self.waiters.len() as f64
     }
@@ -142,13 +194,23 @@ fn await_idle() {
 /// Returns the CPU time that the processors have spent since boot, in hundredths of a second.
 fn busy_ticks() -> u64 {
     let text = fs::read_to_string("/proc/stat").expect("/proc/stat");
-    let ticks = text.lines().next().expect("a line").split_whitespace().skip(1).map(|field| field.parse::<u64>().unwrap_or_default());
+    let ticks = text
+        .lines()
+        .next()
+        .expect("a line")
+        .split_whitespace()
+        .skip(1)
+        .map(|field| field.parse::<u64>().unwrap_or_default());
     // User, nice and system. The next field is idle, which includes waiting for disks.
     ticks.take(3).sum()
 }
 
 fn anonymous_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    anonymous.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or_default()
+    let anonymous = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    anonymous
+        .and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok())
+        .unwrap_or_default()
 }

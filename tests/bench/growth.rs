@@ -1,4 +1,5 @@
-//! How costs grow with the waiters for a lock, with the locks held on a store, and with a lock's history.
+//! How costs grow with the waiters for a lock, with the locks held on a store, and with a lock's
+//! history.
 
 use std::{
     process::{Command, Stdio},
@@ -29,20 +30,38 @@ pub fn with_waiters(stores: &Stores) -> Vec<Table> {
     for locker in stores.waiting() {
         let mut row = vec![locker.name.clone()];
         for size in WAITERS {
-            // A waiter is a session of the server on SQL, and needs a JVM's or an interpreter's memory with other programs.
-            let can = locker.name == "flock" || ["SQLite", "Redis", "etcd", "ZooKeeper"].iter().any(|store| locker.name.ends_with(store));
+            // A waiter is a session of the server on SQL, and needs a JVM's or an interpreter's
+            // memory with other programs.
+            let can = locker.name == "flock"
+                || ["SQLite", "Redis", "etcd", "ZooKeeper"]
+                    .iter()
+                    .any(|store| locker.name.ends_with(store));
             row.push(if can || size <= 20 {
                 let rounds = if size > 200 { 1 } else { 3 };
-                let drain = |round| Queue::gather(stores, locker, &format!("growth-{size}-{round}"), size).drain() / size as f64;
-                format!("{:.2}", median(&mut (0..rounds).map(drain).collect::<Vec<_>>()).0)
+                let drain = |round| {
+                    Queue::gather(stores, locker, &format!("growth-{size}-{round}"), size).drain()
+                        / size as f64
+                };
+                format!(
+                    "{:.2}",
+                    median(&mut (0..rounds).map(drain).collect::<Vec<_>>()).0
+                )
             } else {
                 "-".into()
             });
         }
         rows.push(row);
     }
-    let head = [String::new()].into_iter().chain(WAITERS.map(|size| size.to_string())).collect();
-    vec![Table { title: "ms per hand-over, by the number of waiters".into(), head, rows, note: "" }]
+    let head = [String::new()]
+        .into_iter()
+        .chain(WAITERS.map(|size| size.to_string()))
+        .collect();
+    vec![Table {
+        title: "ms per hand-over, by the number of waiters".into(),
+        head,
+        rows,
+        note: "",
+    }]
 }
 
 pub fn with_held_locks(stores: &Stores) -> Vec<Table> {
@@ -50,9 +69,12 @@ pub fn with_held_locks(stores: &Stores) -> Vec<Table> {
     for locker in stores.own() {
         let mut held = 0;
         for size in HELD {
-            // A new client for each thousand locks, because a client remembers every lock that it used.
+            // A new client for each thousand locks, because a client remembers every lock that it
+            // used.
             while held < size {
-                let Some(mut client) = client(stores, locker, "held") else { break };
+                let Some(mut client) = client(stores, locker, "held") else {
+                    break;
+                };
                 let until = size.min(held + 1000);
                 runtime().block_on(async {
                     for n in held..until {
@@ -65,13 +87,21 @@ pub fn with_held_locks(stores: &Stores) -> Vec<Table> {
                 continue;
             }
             let ms = |words: &[&str]| timed(locker, "held", words);
-            let (run, inspect) = (ms(&["run", "-k", "one-more", "--", "true"]), ms(&["inspect", "held-0"]));
+            let (run, inspect) = (
+                ms(&["run", "-k", "one-more", "--", "true"]),
+                ms(&["inspect", "held-0"]),
+            );
             let list = once(locker, "held", &["list"]);
             rows.push(vec![format!("{}, {size}", locker.name), run, inspect, list]);
         }
     }
     let note = "list prints each of the locks";
-    vec![Table::new("Whole commands in ms, by the number of locks held on the store", &["", "run", "inspect", "list"], rows, note)]
+    vec![Table::new(
+        "Whole commands in ms, by the number of locks held on the store",
+        &["", "run", "inspect", "list"],
+        rows,
+        note,
+    )]
 }
 
 pub fn with_history(stores: &Stores) -> Vec<Table> {
@@ -79,25 +109,50 @@ pub fn with_history(stores: &Stores) -> Vec<Table> {
     for locker in stores.own() {
         let mut done = 0;
         for size in RUNS {
-            let Some(mut client) = client(stores, locker, "long") else { continue };
+            let Some(mut client) = client(stores, locker, "long") else {
+                continue;
+            };
             runtime().block_on(async {
                 for _ in done..size {
                     let request = take(&mut *client, "job").await;
-                    client.release(&request.key, &request.token, &ReleaseInfo::from(Scope::Hold)).await.expect("a release");
+                    client
+                        .release(
+                            &request.key,
+                            &request.token,
+                            &ReleaseInfo::from(Scope::Hold),
+                        )
+                        .await
+                        .expect("a release");
                 }
             });
             done = size;
             let ms = |words: &[&str]| timed(locker, "long", words);
-            let (run, inspect) = (ms(&["run", "-k", "job", "--", "true"]), ms(&["inspect", "job"]));
-            rows.push(vec![format!("{}, {size}", locker.name), run, inspect, ms(&["history", "job"])]);
+            let (run, inspect) = (
+                ms(&["run", "-k", "job", "--", "true"]),
+                ms(&["inspect", "job"]),
+            );
+            rows.push(vec![
+                format!("{}, {size}", locker.name),
+                run,
+                inspect,
+                ms(&["history", "job"]),
+            ]);
         }
     }
     let note = "each store keeps a hundred runs of a lock, and a hundred that failed";
-    vec![Table::new("Whole commands in ms, by the number of earlier runs of the lock", &["", "run", "inspect", "history"], rows, note)]
+    vec![Table::new(
+        "Whole commands in ms, by the number of earlier runs of the lock",
+        &["", "run", "inspect", "history"],
+        rows,
+        note,
+    )]
 }
 
 fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
 }
 
 /// Returns a client in this process, for stores where one client can hold many locks.
@@ -105,13 +160,18 @@ fn client(stores: &Stores, locker: &Locker, namespace: &str) -> Option<Box<dyn B
     let namespace = Namespace::new(namespace).expect("a namespace");
     match locker.name.as_str() {
         "dlock run, Redis" => {
-            let mut options = redis::RedisOptions::new(RedisServer::Tcp { host: "127.0.0.1".into(), port: stores.redis.port });
+            let mut options = redis::RedisOptions::new(RedisServer::Tcp {
+                host: "127.0.0.1".into(),
+                port: stores.redis.port,
+            });
             options.namespace = namespace;
             Some(Box::new(Redis::new(options)))
         }
         "dlock run, SQLite" => {
             let path = locker.url()?.strip_prefix("sqlite://")?;
-            Some(Box::new(Sqlite::new(sqlite::SqliteOptions::at(path, namespace))))
+            Some(Box::new(Sqlite::new(sqlite::SqliteOptions::at(
+                path, namespace,
+            ))))
         }
         _ => None,
     }
@@ -119,9 +179,15 @@ fn client(stores: &Stores, locker: &Locker, namespace: &str) -> Option<Box<dyn B
 
 async fn take(client: &mut dyn Backend, key: &str) -> Request {
     let ttl = Ttl::new(Duration::from_hours(1)).expect("a TTL");
-    let request = Request { detached: true, ..Request::new(Key::new(key).expect("a key"), ttl) };
+    let request = Request {
+        detached: true,
+        ..Request::new(Key::new(key).expect("a key"), ttl)
+    };
     let attempt = client.try_acquire(&request).await.expect("an answer");
-    assert!(matches!(attempt, Attempt::Granted(..)), "{key}: {attempt:?}");
+    assert!(
+        matches!(attempt, Attempt::Granted(..)),
+        "{key}: {attempt:?}"
+    );
     request
 }
 
@@ -137,7 +203,9 @@ fn once(locker: &Locker, namespace: &str, words: &[&str]) -> String {
 
 fn one(locker: &Locker, namespace: &str, words: &[&str]) -> f64 {
     let mut command: Command = locker.dlock(words);
-    command.env("DLOCK_NAMESPACE", namespace).stdout(Stdio::null());
+    command
+        .env("DLOCK_NAMESPACE", namespace)
+        .stdout(Stdio::null());
     let began = Instant::now();
     let status = command.status().expect("dlock");
     assert!(status.success(), "{command:?}: {status}");

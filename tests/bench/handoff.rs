@@ -15,8 +15,13 @@ pub fn run(stores: &Stores) -> Vec<Table> {
     let mut gaps: Vec<Vec<f64>> = lockers.iter().map(|_| Vec::new()).collect();
     for round in 0..ROUNDS {
         for n in turns(lockers.len(), round) {
-            // On a busy machine the second process may get the lock first. Then there was no hand-over to a waiter.
-            gaps[n].push((0..10).find_map(|again| one(stores, lockers[n], &format!("handoff-{round}-{again}"))).expect("a hand-off"));
+            // On a busy machine the second process may get the lock first. Then there was no
+            // hand-over to a waiter.
+            gaps[n].push(
+                (0..10)
+                    .find_map(|again| one(stores, lockers[n], &format!("handoff-{round}-{again}")))
+                    .expect("a hand-off"),
+            );
         }
     }
     let flock = median(&mut gaps[0]).0;
@@ -25,10 +30,20 @@ pub fn run(stores: &Stores) -> Vec<Table> {
         .zip(&mut gaps)
         .map(|(locker, gaps)| {
             let (middle, late) = median(gaps);
-            vec![locker.name.clone(), format!("{middle:.2}"), format!("{late:.2}"), format!("{:.2}", middle / flock)]
+            vec![
+                locker.name.clone(),
+                format!("{middle:.2}"),
+                format!("{late:.2}"),
+                format!("{:.2}", middle / flock),
+            ]
         })
         .collect();
-    vec![Table::new(format!("Hand-off with one waiter, median of {ROUNDS}, in turns"), &["", "ms", "95 %", "to flock"], rows, "")]
+    vec![Table::new(
+        format!("Hand-off with one waiter, median of {ROUNDS}, in turns"),
+        &["", "ms", "95 %", "to flock"],
+        rows,
+        "",
+    )]
 }
 
 fn one(stores: &Stores, locker: &Locker, key: &str) -> Option<f64> {
@@ -37,15 +52,26 @@ fn one(stores: &Stores, locker: &Locker, key: &str) -> Option<f64> {
     let run = |who: &str, ms: &str| {
         let stamp = file(who);
         let words = [me, "child", "stamp", stamp.to_str().expect("UTF-8"), ms];
-        stores.command(locker, key, true, &words).spawn().expect("a process")
+        stores
+            .command(locker, key, true, &words)
+            .spawn()
+            .expect("a process")
     };
     let mut first = run("first", "120");
     thread::sleep(Duration::from_millis(50));
     let mut second = run("second", "0");
-    assert!(first.wait().expect("wait").success() && second.wait().expect("wait").success(), "{}", locker.name);
+    assert!(
+        first.wait().expect("wait").success() && second.wait().expect("wait").success(),
+        "{}",
+        locker.name
+    );
     let read = |who: &str| child::read(&file(who)).expect("a stamp");
     let (first, second) = (read("first"), read("second"));
-    assert!(first.1 <= second.0 || second.1 <= first.0, "{}: two at once", locker.name);
+    assert!(
+        first.1 <= second.0 || second.1 <= first.0,
+        "{}: two at once",
+        locker.name
+    );
     for who in ["first", "second"] {
         let _ = fs::remove_file(file(who));
     }

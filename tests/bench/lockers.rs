@@ -10,8 +10,8 @@ use tempfile::TempDir;
 
 use crate::floor;
 use crate::support::{
-    self, cluster::Cluster, etcd::Etcd, libraries, mariadb::MariaDb, postgres::Postgres, redis::Redis, sentinel::Deployment,
-    zookeeper::ZooKeeper,
+    self, cluster::Cluster, etcd::Etcd, libraries, mariadb::MariaDb, postgres::Postgres,
+    redis::Redis, sentinel::Deployment, zookeeper::ZooKeeper,
 };
 
 /// A command under kazoo's lock: CONNECT PATH COMMAND…
@@ -26,7 +26,8 @@ client.stop()
 sys.exit(status)
 ";
 
-/// A command under a lock of MariaDB's own client, which passes its words to a shell: SOCKET NAME COMMAND…
+/// A command under a lock of MariaDB's own client, which passes its words to a shell: SOCKET NAME
+/// COMMAND…
 const GET_LOCK: &str = r#"
 socket=$1 name=$2
 shift 2
@@ -60,27 +61,45 @@ enum How {
 impl Locker {
     fn new(name: &str, how: How) -> Self {
         let waits = !matches!(how, How::None | How::Floor(..));
-        Self { name: name.into(), how, waits }
+        Self {
+            name: name.into(),
+            how,
+            waits,
+        }
     }
 
     /// Whether this is the minimal program on the other locker's store.
     pub fn is_floor_of(&self, other: &Self) -> bool {
-        let own = |url: &str, store: &str| url.split(':').next().is_some_and(|scheme| scheme == store);
+        let own =
+            |url: &str, store: &str| url.split(':').next().is_some_and(|scheme| scheme == store);
         matches!((&self.how, &other.how), (How::Floor(store, _), How::Dlock(url, _)) if own(url, store))
     }
 
     /// Returns `dlock` with these arguments on its store.
     pub fn dlock(&self, words: &[&str]) -> Command {
-        let How::Dlock(url, program) = &self.how else { panic!("{} is not dlock", self.name) };
+        let How::Dlock(url, program) = &self.how else {
+            panic!("{} is not dlock", self.name)
+        };
         let mut command = Command::new(program);
-        command.args(words).env_clear().env("PATH", "/usr/bin:/bin").env("DLOCK_BACKEND", url).stdin(Stdio::null());
+        command
+            .args(words)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("DLOCK_BACKEND", url)
+            .stdin(Stdio::null());
         command
     }
 
-    /// Returns the version and target of the binary, but not its commit, because the results are part of a later commit.
+    /// Returns the version and target of the binary, but not its commit, because the results are
+    /// part of a later commit.
     pub fn version(&self) -> Option<String> {
-        let How::Dlock(_, program) = &self.how else { return None };
-        let output = Command::new(program).args(["--version", "-v"]).output().ok()?;
+        let How::Dlock(_, program) = &self.how else {
+            return None;
+        };
+        let output = Command::new(program)
+            .args(["--version", "-v"])
+            .output()
+            .ok()?;
         let text = String::from_utf8_lossy(&output.stdout);
         Some(
             text.lines()
@@ -94,12 +113,16 @@ impl Locker {
 
     /// Returns the URL of a `dlock`.
     pub fn url(&self) -> Option<&str> {
-        if let How::Dlock(url, _) = &self.how { Some(url) } else { None }
+        if let How::Dlock(url, _) = &self.how {
+            Some(url)
+        } else {
+            None
+        }
     }
 }
 
-/// The compared binaries: this build, and the one in `DLOCK_BENCH_BEFORE`. Both are copied, because the way a file is written affects how
-/// its pages are mapped, which changes a run by 5 %.
+/// The compared binaries: this build, and the one in `DLOCK_BENCH_BEFORE`. Both are copied, because
+/// the way a file is written affects how its pages are mapped, which changes a run by 5 %.
 struct Builds {
     programs: Vec<(PathBuf, &'static str, &'static str)>,
     lockers: Vec<Locker>,
@@ -107,30 +130,48 @@ struct Builds {
 
 impl Builds {
     fn new(folder: &Path, lockers: Vec<Locker>) -> Self {
-        let builds = [(Some(this_build()), "", ""), (env::var_os("DLOCK_BENCH_BEFORE").map(Into::into), BEFORE, " (before)")];
+        let builds = [
+            (Some(this_build()), "", ""),
+            (
+                env::var_os("DLOCK_BENCH_BEFORE").map(Into::into),
+                BEFORE,
+                " (before)",
+            ),
+        ];
         let copied = |(from, suffix, note): (Option<PathBuf>, &'static str, &'static str)| {
             let copy = folder.join(format!("dlock{suffix}"));
             fs::copy(from?, &copy).expect("a copy");
             Some((copy, suffix, note))
         };
-        Self { programs: builds.into_iter().filter_map(copied).collect(), lockers }
+        Self {
+            programs: builds.into_iter().filter_map(copied).collect(),
+            lockers,
+        }
     }
 
-    /// Adds `dlock run` on the store that `url` returns for a suffix, which separates builds with different layouts.
+    /// Adds `dlock run` on the store that `url` returns for a suffix, which separates builds with
+    /// different layouts.
     fn add(&mut self, name: &str, url: impl Fn(&str) -> String, init: bool) {
         for (program, suffix, note) in self.programs.clone() {
             let url = url(suffix);
             if init {
-                let status = Command::new(&program).args(["init", "-b", &url]).stdout(Stdio::null()).status().expect("dlock init");
+                let status = Command::new(&program)
+                    .args(["init", "-b", &url])
+                    .stdout(Stdio::null())
+                    .status()
+                    .expect("dlock init");
                 assert!(status.success(), "{}: init", program.display());
             }
-            self.lockers.push(Locker::new(&format!("dlock run, {name}{note}"), How::Dlock(url, program)));
+            self.lockers.push(Locker::new(
+                &format!("dlock run, {name}{note}"),
+                How::Dlock(url, program),
+            ));
         }
     }
 }
 
-/// Returns the measured binary: `DLOCK_BENCH`, or one that cargo builds as for users. The binary from `cargo bench` also has the library
-/// features of the tests, and starts 10 % slower.
+/// Returns the measured binary: `DLOCK_BENCH`, or one that cargo builds as for users. The binary
+/// from `cargo bench` also has the library features of the tests, and starts 10 % slower.
 fn this_build() -> PathBuf {
     if let Some(path) = env::var_os("DLOCK_BENCH") {
         return path.into();
@@ -138,8 +179,24 @@ fn this_build() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench");
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut install = Command::new(cargo);
-    install.args(["install", "--quiet", "--locked", "--force", "--no-track", "--path", "."]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    let status = install.arg("--root").arg(&folder).arg("--target-dir").arg(folder.join("target")).status().expect("cargo");
+    install
+        .args([
+            "install",
+            "--quiet",
+            "--locked",
+            "--force",
+            "--no-track",
+            "--path",
+            ".",
+        ])
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    let status = install
+        .arg("--root")
+        .arg(&folder)
+        .arg("--target-dir")
+        .arg(folder.join("target"))
+        .status()
+        .expect("cargo");
     assert!(status.success(), "{install:?}: {status}");
     folder.join("bin/dlock")
 }
@@ -159,27 +216,50 @@ pub struct Stores {
 }
 
 /// The stores to choose from, in addition to the default `sqlite` and `redis`.
-pub const NAMES: [&str; 8] = ["sqlite", "redis", "sentinel", "cluster", "postgres", "mariadb", "etcd", "zookeeper"];
+pub const NAMES: [&str; 8] = [
+    "sqlite",
+    "redis",
+    "sentinel",
+    "cluster",
+    "postgres",
+    "mariadb",
+    "etcd",
+    "zookeeper",
+];
 
 /// The suffix of names that belong to the other build.
 const BEFORE: &str = "_before";
 
-/// Modes of the SQL stores. Each has a table of its own, because a table holds locks of one mode only.
-const MODES: [(&str, &str); 3] =
-    [("", "table=leases"), (", mode=row", "mode=row&table=rows"), (", mode=advisory", "mode=advisory&table=advisory")];
+/// Modes of the SQL stores. Each has a table of its own, because a table holds locks of one mode
+/// only.
+const MODES: [(&str, &str); 3] = [
+    ("", "table=leases"),
+    (", mode=row", "mode=row&table=rows"),
+    (", mode=advisory", "mode=advisory&table=advisory"),
+];
 
 impl Stores {
     /// Starts the servers of the named stores only.
     pub fn start(wanted: &[&str]) -> Self {
         let (redis, folder) = (Redis::plain(), support::folder());
-        let lockers = vec![Locker::new("true", How::None), Locker::new("flock", How::Flock)];
+        let lockers = vec![
+            Locker::new("true", How::None),
+            Locker::new("flock", How::Flock),
+        ];
         let mut builds = Builds::new(folder.path(), lockers);
         let on = |name: &str| wanted.contains(&name);
         if on("redis") {
-            builds.lockers.push(Locker::new("least program, Redis", How::Floor("redis", redis.port.to_string())));
+            builds.lockers.push(Locker::new(
+                "least program, Redis",
+                How::Floor("redis", redis.port.to_string()),
+            ));
         }
         if on("sqlite") {
-            builds.add("SQLite", |suffix| format!("sqlite://{}/locks{suffix}.db", folder.path().display()), false);
+            builds.add(
+                "SQLite",
+                |suffix| format!("sqlite://{}/locks{suffix}.db", folder.path().display()),
+                false,
+            );
         }
         if on("redis") {
             builds.add("Redis", |_| redis.url(), false);
@@ -187,7 +267,11 @@ impl Stores {
         let sentinel = on("sentinel").then(Deployment::start);
         if let Some(deployment) = &sentinel {
             builds.add("Sentinel", |_| deployment.url(), false);
-            builds.add("Sentinel, replicas=1", |_| deployment.url() + "?replicas=1", false);
+            builds.add(
+                "Sentinel, replicas=1",
+                |_| deployment.url() + "?replicas=1",
+                false,
+            );
         }
         let cluster = on("cluster").then(Cluster::start);
         if let Some(cluster) = &cluster {
@@ -197,16 +281,26 @@ impl Stores {
         if let Some(etcd) = &etcd {
             let endpoint = format!("--endpoints=127.0.0.1:{}", etcd.port());
             let words = ["etcdctl", &endpoint, "lock", "KEY"];
-            builds.lockers.push(Locker::new("etcdctl lock", How::Other(words.map(str::to_owned).into())));
+            builds.lockers.push(Locker::new(
+                "etcdctl lock",
+                How::Other(words.map(str::to_owned).into()),
+            ));
             builds.add("etcd", |_| etcd.url(), false);
         }
         let postgres = on("postgres").then(Postgres::plain);
         if let Some(server) = &postgres {
             let url = server.url("postgres");
             server.sql("postgres", floor::TABLE);
-            builds.lockers.push(Locker::new("least program, PostgreSQL", How::Floor("postgres", url.clone())));
+            builds.lockers.push(Locker::new(
+                "least program, PostgreSQL",
+                How::Floor("postgres", url.clone()),
+            ));
             for (name, query) in MODES {
-                builds.add(&format!("PostgreSQL{name}"), |suffix| format!("{url}?{query}{suffix}"), true);
+                builds.add(
+                    &format!("PostgreSQL{name}"),
+                    |suffix| format!("{url}?{query}{suffix}"),
+                    true,
+                );
             }
         }
         let mariadb = on("mariadb").then(MariaDb::plain);
@@ -214,24 +308,58 @@ impl Stores {
             let database = server.database();
             let url = server.url(&database);
             server.sql(&database, floor::TABLE);
-            builds.lockers.push(Locker::new("least program, MariaDB", How::Floor("mariadb", url.clone())));
-            let words = ["sh".into(), "-c".into(), GET_LOCK.into(), "sh".into(), server.socket().display().to_string(), "KEY".into()];
-            builds.lockers.push(Locker::new("mariadb, GET_LOCK", How::Other(words.into())));
+            builds.lockers.push(Locker::new(
+                "least program, MariaDB",
+                How::Floor("mariadb", url.clone()),
+            ));
+            let words = [
+                "sh".into(),
+                "-c".into(),
+                GET_LOCK.into(),
+                "sh".into(),
+                server.socket().display().to_string(),
+                "KEY".into(),
+            ];
+            builds
+                .lockers
+                .push(Locker::new("mariadb, GET_LOCK", How::Other(words.into())));
             for (name, query) in MODES {
-                builds.add(&format!("MariaDB{name}"), |suffix| format!("{url}?{query}{suffix}"), true);
+                builds.add(
+                    &format!("MariaDB{name}"),
+                    |suffix| format!("{url}?{query}{suffix}"),
+                    true,
+                );
             }
         }
         let zookeeper = on("zookeeper").then(ZooKeeper::single);
         if let Some(servers) = &zookeeper {
             if let Ok(python) = libraries::python() {
-                let words =
-                    [python.display().to_string(), "-c".into(), KAZOO.into(), servers.url().replace("zookeeper://", ""), "/KEY".into()];
-                builds.lockers.push(Locker::new("kazoo", How::Other(words.into())));
+                let words = [
+                    python.display().to_string(),
+                    "-c".into(),
+                    KAZOO.into(),
+                    servers.url().replace("zookeeper://", ""),
+                    "/KEY".into(),
+                ];
+                builds
+                    .lockers
+                    .push(Locker::new("kazoo", How::Other(words.into())));
             }
             builds.add("ZooKeeper", |_| servers.url(), false);
         }
         let me = env::current_exe().expect("this program");
-        Self { redis, etcd, zookeeper, folder, me, lockers: builds.lockers, _sentinel: sentinel, _cluster: cluster, postgres, mariadb }
+        Self {
+            redis,
+            etcd,
+            zookeeper,
+            folder,
+            me,
+            lockers: builds.lockers,
+            _sentinel: sentinel,
+            _cluster: cluster,
+            postgres,
+            mariadb,
+        }
     }
 
     /// Returns the lockers that can wait for the lock, starting with flock(1).
@@ -241,7 +369,9 @@ impl Stores {
 
     /// Returns the lockers that are dlock.
     pub fn own(&self) -> impl Iterator<Item = &Locker> {
-        self.lockers.iter().filter(|locker| matches!(locker.how, How::Dlock(..)))
+        self.lockers
+            .iter()
+            .filter(|locker| matches!(locker.how, How::Dlock(..)))
     }
 
     /// Returns `words` under the lock `key`; `wait` selects whether to wait for the lock.
@@ -250,7 +380,14 @@ impl Stores {
     }
 
     /// Like [`Stores::command`], with options for `dlock run`.
-    pub fn command_with(&self, locker: &Locker, options: &[&str], key: &str, wait: bool, words: &[&str]) -> Command {
+    pub fn command_with(
+        &self,
+        locker: &Locker,
+        options: &[&str],
+        key: &str,
+        wait: bool,
+        words: &[&str],
+    ) -> Command {
         let mut command = match &locker.how {
             How::None => Command::new(words[0]),
             How::Flock => {
@@ -269,7 +406,11 @@ impl Stores {
             How::Dlock(_, program) => {
                 let mut command = Command::new(program);
                 // Builds with different layouts don't share their locks.
-                let key = if program.ends_with("dlock") { key.to_owned() } else { key.to_owned() + BEFORE };
+                let key = if program.ends_with("dlock") {
+                    key.to_owned()
+                } else {
+                    key.to_owned() + BEFORE
+                };
                 command.args(["run", "-k", &key]).args(options);
                 if wait {
                     command.args(["-w", "forever"]);
@@ -279,12 +420,20 @@ impl Stores {
             }
             How::Other(before) => {
                 let mut command = Command::new(&before[0]);
-                command.args(before[1..].iter().map(|word| word.replace("KEY", key))).arg(words[0]);
+                command
+                    .args(before[1..].iter().map(|word| word.replace("KEY", key)))
+                    .arg(words[0]);
                 command
             }
         };
-        command.args(&words[1..]).env_clear().env("PATH", "/usr/bin:/bin");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
+        command
+            .args(&words[1..])
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin");
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit());
         if let How::Dlock(url, _) = &locker.how {
             command.env("DLOCK_BACKEND", url);
         }

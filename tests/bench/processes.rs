@@ -30,9 +30,16 @@ pub fn run(stores: &Stores) -> Vec<Table> {
             }
         }
     }
-    let of = |costs: &[Cost], what: fn(&Cost) -> f64| median(&mut costs.iter().map(what).collect::<Vec<_>>());
-    let wall: Vec<_> = costs.iter().map(|costs| of(costs, |cost| cost.wall_ms)).collect();
-    let ratio = |n: usize, to: Option<usize>| to.map_or_else(|| "-".into(), |to| format!("{:.2}", wall[n].0 / wall[to].0));
+    let of = |costs: &[Cost], what: fn(&Cost) -> f64| {
+        median(&mut costs.iter().map(what).collect::<Vec<_>>())
+    };
+    let wall: Vec<_> = costs
+        .iter()
+        .map(|costs| of(costs, |cost| cost.wall_ms))
+        .collect();
+    let ratio = |n: usize, to: Option<usize>| {
+        to.map_or_else(|| "-".into(), |to| format!("{:.2}", wall[n].0 / wall[to].0))
+    };
     let rows: Vec<_> = lockers
         .iter()
         .enumerate()
@@ -42,35 +49,61 @@ pub fn run(stores: &Stores) -> Vec<Table> {
                 format!("{:.2}", wall[n].0),
                 format!("{:.2}", wall[n].1),
                 ratio(n, lockers.iter().position(|other| other.name == "flock")),
-                ratio(n, lockers.iter().position(|other| other.is_floor_of(locker))),
+                ratio(
+                    n,
+                    lockers.iter().position(|other| other.is_floor_of(locker)),
+                ),
                 format!("{:.2}", of(&costs[n], |cost| cost.cpu_ms).0),
                 format!("{:.1}", of(&costs[n], |cost| cost.rss_mib).0),
             ]
         })
         .collect();
     let title = format!("A whole process around `true`, median of {ROUNDS}, in turns");
-    vec![Table::new(title, &["", "wall ms", "95 %", "to flock", "to floor", "CPU ms", "peak RSS MiB"], rows, FLOOR)]
+    vec![Table::new(
+        title,
+        &[
+            "",
+            "wall ms",
+            "95 %",
+            "to flock",
+            "to floor",
+            "CPU ms",
+            "peak RSS MiB",
+        ],
+        rows,
+        FLOOR,
+    )]
 }
 
 /// Runs a command to its end.
 fn one(mut command: Command) -> Cost {
     let began = Instant::now();
-    let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let child = command
+        .spawn()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let (status, usage) = wait4(child.id());
     let wall_ms = began.elapsed().as_secs_f64() * 1e3;
     assert_eq!(status, 0, "{command:?}");
     let ms = |time: libc::timeval| time.tv_sec as f64 * 1e3 + time.tv_usec as f64 / 1e3;
-    Cost { wall_ms, cpu_ms: ms(usage.ru_utime) + ms(usage.ru_stime), rss_mib: usage.ru_maxrss as f64 / 1024.0 }
+    Cost {
+        wall_ms,
+        cpu_ms: ms(usage.ru_utime) + ms(usage.ru_stime),
+        rss_mib: usage.ru_maxrss as f64 / 1024.0,
+    }
 }
 
-/// Waits for a child, and returns its status and the usage of its tree: std returns only the status.
+/// Waits for a child, and returns its status and the usage of its tree: std returns only the
+/// status.
 fn wait4(pid: u32) -> (i32, libc::rusage) {
     let mut status = 0;
     // Both are plain data that the kernel fills in, and all zeros is a valid value of each.
     #[allow(unsafe_code)]
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
-        assert_eq!(libc::wait4(pid.cast_signed(), &raw mut status, 0, &raw mut usage), pid.cast_signed());
+        assert_eq!(
+            libc::wait4(pid.cast_signed(), &raw mut status, 0, &raw mut usage),
+            pid.cast_signed()
+        );
         usage
     };
     (status, usage)

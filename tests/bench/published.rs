@@ -20,7 +20,8 @@ const DRAWN: [(&str, &str); 10] = [
     ("kazoo", "kazoo (Python)"),
 ];
 
-/// Writes both files. `version` is the binary's, `words` are the arguments that selected the tables.
+/// Writes both files. `version` is the binary's, `words` are the arguments that selected the
+/// tables.
 pub fn write(tables: &[Table], version: &str, words: &[&str]) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut text = String::from("# What dlock costs\n\n");
@@ -28,14 +29,22 @@ pub fn write(tables: &[Table], version: &str, words: &[&str]) {
         text,
         "{version}. Measured on {}, by `{}cargo bench --bench whole_process -- {}`, in turns, each round in another order.\n",
         machine(),
-        if std::env::var_os("DLOCK_BENCH").is_some() { "DLOCK_BENCH=PATH " } else { "" },
+        if std::env::var_os("DLOCK_BENCH").is_some() {
+            "DLOCK_BENCH=PATH "
+        } else {
+            ""
+        },
         words.join(" ")
     );
     for table in tables {
         text += &table.markdown();
         text.push('\n');
     }
-    fs::write(root.join("tests/bench/results.md"), text.trim_end().to_owned() + "\n").expect("results.md");
+    fs::write(
+        root.join("tests/bench/results.md"),
+        text.trim_end().to_owned() + "\n",
+    )
+    .expect("results.md");
     let find = |start: &str| tables.iter().find(|table| table.title.starts_with(start));
     if let (Some(processes), Some(handoff)) = (find("A whole process"), find("Hand-off")) {
         draw(processes, handoff, &root.join("contrib/pictures/speed.svg"));
@@ -45,11 +54,20 @@ pub fn write(tables: &[Table], version: &str, words: &[&str]) {
 /// Returns the machine, the date, and the versions of the compared programs.
 fn machine() -> String {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map_or("?", |(_, name)| name);
+    let model = cpu
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("?", |(_, name)| name);
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let said = |words: &[&str]| {
         let output = Command::new(words[0]).args(&words[1..]).output().ok()?;
-        Some(String::from_utf8_lossy(&output.stdout).lines().next()?.trim().to_owned())
+        Some(
+            String::from_utf8_lossy(&output.stdout)
+                .lines()
+                .next()?
+                .trim()
+                .to_owned(),
+        )
     };
     let versions: Vec<_> = [
         &["uname", "-sr"][..],
@@ -68,8 +86,12 @@ fn machine() -> String {
 
 /// Draws two bars for each program: the whole process, and the hand-over to a waiter.
 fn draw(processes: &Table, handoff: &Table, path: &Path) {
-    let rows: Vec<_> =
-        DRAWN.into_iter().filter_map(|(name, short)| Some((short, processes.number(name, 1)?, handoff.number(name, 1)?))).collect();
+    let rows: Vec<_> = DRAWN
+        .into_iter()
+        .filter_map(|(name, short)| {
+            Some((short, processes.number(name, 1)?, handoff.number(name, 1)?))
+        })
+        .collect();
     let (row, top) = (36, 60);
     let y_of = |n: usize| top + row * i32::try_from(n).expect("a few");
     let size = (720, y_of(rows.len()).cast_unsigned() + 30);
@@ -77,21 +99,39 @@ fn draw(processes: &Table, handoff: &Table, path: &Path) {
     let grey = RGBColor(128, 128, 128);
     let (blue, orange) = (RGBColor(47, 129, 247), RGBColor(219, 109, 40));
     // The longest bars are cut, because the others would be too short to compare.
-    let most = rows.iter().map(|row| row.2.max(row.1)).filter(|ms| *ms <= 25.0).fold(1.0, f64::max);
+    let most = rows
+        .iter()
+        .map(|row| row.2.max(row.1))
+        .filter(|ms| *ms <= 25.0)
+        .fold(1.0, f64::max);
     let (left, full) = (170, 460.0);
     let area = SVGBackend::new(path, size).into_drawing_area();
     let font = |size: i32| ("sans-serif", size).into_font().color(&grey);
-    let words = |text: String, at: (i32, i32), size: i32| area.draw(&Text::new(text, at, font(size))).expect("a text");
+    let words = |text: String, at: (i32, i32), size: i32| {
+        area.draw(&Text::new(text, at, font(size))).expect("a text");
+    };
     let bar = |at: (i32, i32), ms: f64, color: RGBColor| {
         #[allow(clippy::cast_possible_truncation, reason = "pixels")]
         let long = (ms.min(most) / most * full) as i32;
-        area.draw(&Rectangle::new([at, (at.0 + long, at.1 + 12)], color.filled())).expect("a bar");
+        area.draw(&Rectangle::new(
+            [at, (at.0 + long, at.1 + 12)],
+            color.filled(),
+        ))
+        .expect("a bar");
         let cut = if ms > most { " …" } else { "" };
         words(format!("{ms:.1} ms{cut}"), (at.0 + long + 6, at.1), 12);
     };
-    words("a command under a lock, in ms (shorter is better)".into(), (8, 6), 16);
-    for (x, name, color) in [(left, "whole process around true", blue), (left + 220, "hand-off to a waiter", orange)] {
-        area.draw(&Rectangle::new([(x, 34), (x + 12, 46)], color.filled())).expect("a key");
+    words(
+        "a command under a lock, in ms (shorter is better)".into(),
+        (8, 6),
+        16,
+    );
+    for (x, name, color) in [
+        (left, "whole process around true", blue),
+        (left + 220, "hand-off to a waiter", orange),
+    ] {
+        area.draw(&Rectangle::new([(x, 34), (x + 12, 46)], color.filled()))
+            .expect("a key");
         words(name.into(), (x + 18, 34), 13);
     }
     for (n, (short, process, gap)) in rows.iter().enumerate() {

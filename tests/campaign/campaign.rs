@@ -52,7 +52,10 @@ impl Tally {
         for injected in &facts.injected {
             *self.injected.entry(injected.fault).or_default() += 1;
         }
-        self.overlaps += violations.iter().filter(|violation| violation.rule == Rule::Overlap).count();
+        self.overlaps += violations
+            .iter()
+            .filter(|violation| violation.rule == Rule::Overlap)
+            .count();
     }
 
     /// Returns the summary, in text for a person.
@@ -83,7 +86,8 @@ impl Tally {
 /// Time between two lines about a campaign that still runs.
 const PROGRESS: Duration = Duration::from_secs(30);
 
-/// Runs the rounds. The first round that fails ends the campaign: its violations are printed and its records kept.
+/// Runs the rounds. The first round that fails ends the campaign: its violations are printed and
+/// its records kept.
 ///
 /// # Errors
 /// Names the program that the store needs and that isn't installed.
@@ -96,7 +100,11 @@ pub fn play(options: &Options) -> Result<Tally, String> {
     for number in options.from..options.from + options.rounds {
         let plan = Plan::draw(options.seed, number, options.mix, &options.faults, can);
         let began = Instant::now();
-        let (facts, violations, kept) = round(&arena, &plan, &format!("{}-{}-{number}", options.store, options.seed));
+        let (facts, violations, kept) = round(
+            &arena,
+            &plan,
+            &format!("{}-{}-{number}", options.store, options.seed),
+        );
         tally.add(&facts, &violations);
         if options.verbose || !violations.is_empty() {
             let line = format!(
@@ -106,7 +114,11 @@ pub fn play(options: &Options) -> Result<Tally, String> {
                 plan.contenders.len(),
                 facts.runs.len(),
                 facts.sections.len(),
-                facts.injected.iter().map(|injected| injected.fault).collect::<Vec<_>>(),
+                facts
+                    .injected
+                    .iter()
+                    .map(|injected| injected.fault)
+                    .collect::<Vec<_>>(),
                 began.elapsed().as_secs_f64()
             );
             support::say(&line);
@@ -115,8 +127,10 @@ pub fn play(options: &Options) -> Result<Tally, String> {
             for violation in &violations {
                 support::say(&format!("  {violation}"));
             }
-            let again =
-                format!("tests/run --test campaign -- --store {} --seed {} --from {number} --rounds 1", options.store, options.seed);
+            let again = format!(
+                "tests/run --test campaign -- --store {} --seed {} --from {number} --rounds 1",
+                options.store, options.seed
+            );
             let again = again
                 + match options.mix {
                     Mix::Both => "",
@@ -125,7 +139,14 @@ pub fn play(options: &Options) -> Result<Tally, String> {
                 };
             let again = match &options.faults[..] {
                 [] => again,
-                faults => format!("{again} --faults {}", faults.iter().map(|fault| format!("{fault:?}")).collect::<Vec<_>>().join(",")),
+                faults => format!(
+                    "{again} --faults {}",
+                    faults
+                        .iter()
+                        .map(|fault| format!("{fault:?}"))
+                        .collect::<Vec<_>>()
+                        .join(",")
+                ),
             };
             support::say(&format!("  records: {}\n  again: {again}", kept.display()));
             tally.violations = violations;
@@ -148,10 +169,19 @@ pub fn round(arena: &Arena, plan: &Plan, name: &str) -> (Facts, Vec<Violation>, 
 }
 
 /// Runs one round, played in this way.
-pub fn round_played(arena: &Arena, plan: &Plan, name: &str, play: impl FnOnce(&Round<'_>) -> Facts) -> (Facts, Vec<Violation>, PathBuf) {
+pub fn round_played(
+    arena: &Arena,
+    plan: &Plan,
+    name: &str,
+    play: impl FnOnce(&Round<'_>) -> Facts,
+) -> (Facts, Vec<Violation>, PathBuf) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // All tags have one length, so that no tag is a prefix of another.
-    let tag = format!("c{:07}x{:05}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let tag = format!(
+        "c{:07}x{:05}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    );
     let _sweep = Sweep(tag.clone());
     let folder = support::folder();
     let inside = folder.path().join(&tag);
@@ -160,20 +190,34 @@ pub fn round_played(arena: &Arena, plan: &Plan, name: &str, play: impl FnOnce(&R
     let violations = check(&facts);
     let mut kept = PathBuf::new();
     if !violations.is_empty() {
-        let _ = std::fs::write(inside.join("server.log"), arena.store.lock().expect("the store").log());
+        let _ = std::fs::write(
+            inside.join("server.log"),
+            arena.store.lock().expect("the store").log(),
+        );
         kept = keep(&inside, name, plan, &facts, &violations);
     }
     (facts, violations, kept)
 }
 
-/// Writes the plan, the facts and the violations next to the sections' records and the server's log, where cargo keeps test output.
-fn keep(inside: &Path, name: &str, plan: &Plan, facts: &Facts, violations: &[Violation]) -> PathBuf {
+/// Writes the plan, the facts and the violations next to the sections' records and the server's
+/// log, where cargo keeps test output.
+fn keep(
+    inside: &Path,
+    name: &str,
+    plan: &Plan,
+    facts: &Facts,
+    violations: &[Violation],
+) -> PathBuf {
     let to = support::kept().join(format!("campaign-{name}"));
     let recorded: Vec<String> = violations.iter().map(ToString::to_string).collect();
     let _ = std::fs::write(inside.join("plan.txt"), format!("{plan:#?}"));
     let _ = std::fs::write(inside.join("facts.txt"), format!("{facts:#?}"));
     let _ = std::fs::write(inside.join("violations.txt"), recorded.join("\n"));
     let _ = std::fs::remove_dir_all(&to);
-    let _ = std::process::Command::new("cp").arg("-r").arg(inside).arg(&to).status();
+    let _ = std::process::Command::new("cp")
+        .arg("-r")
+        .arg(inside)
+        .arg(&to)
+        .status();
     to
 }

@@ -1,4 +1,5 @@
-//! Everything known about a round after its end: the sections' records, the kernel's locks, the runs, the faults and the store's answers.
+//! Everything known about a round after its end: the sections' records, the kernel's locks, the
+//! runs, the faults and the store's answers.
 
 use std::{collections::HashMap, path::Path};
 
@@ -105,7 +106,8 @@ pub fn sections(folder: &Path, last_seen: &HashMap<u64, u64>) -> Vec<Section> {
     let text = std::fs::read_to_string(log_of(folder)).unwrap_or_default();
     let mut sections: Vec<Section> = Vec::new();
     for line in text.lines() {
-        let line: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        let line: Value =
+            serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         let (run, time) = (number(&line["run"]), number(&line["t"]));
         match line["at"].as_str() {
             Some("begin") => {
@@ -120,7 +122,10 @@ pub fn sections(folder: &Path, last_seen: &HashMap<u64, u64>) -> Vec<Section> {
                 });
             }
             Some("end") => {
-                let code = line["code"].as_i64().and_then(|code| i32::try_from(code).ok()).unwrap_or(-1);
+                let code = line["code"]
+                    .as_i64()
+                    .and_then(|code| i32::try_from(code).ok())
+                    .unwrap_or(-1);
                 if let Some(section) = sections.iter_mut().find(|section| section.run == run) {
                     section.ended = Some((time, code));
                     section.last_seen = section.last_seen.max(time);
@@ -137,6 +142,11 @@ fn number(value: &Value) -> u64 {
 }
 
 fn pairs(value: &Value) -> Vec<(usize, u64)> {
-    let pair = |pair: &Value| (usize::try_from(number(&pair[0])).unwrap_or(usize::MAX), number(&pair[1]));
+    let pair = |pair: &Value| {
+        (
+            usize::try_from(number(&pair[0])).unwrap_or(usize::MAX),
+            number(&pair[1]),
+        )
+    };
     value.as_array().into_iter().flatten().map(pair).collect()
 }

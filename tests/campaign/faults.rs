@@ -32,7 +32,9 @@ impl Round<'_> {
         }
         if matches!(planned.fault, FaultKind::Forget | FaultKind::KillBoth) {
             // An overlap needs a run that holds the lock and another run that waits for it.
-            support::must("all contenders run", Duration::from_secs(20), || self.slots.iter().all(|slot| lock(slot).is_some()));
+            support::must("all contenders run", Duration::from_secs(20), || {
+                self.slots.iter().all(|slot| lock(slot).is_some())
+            });
             sleep(support::stretched(Duration::from_millis(300)));
         }
         let (mut from, length) = (now(), Duration::from_millis(planned.ms));
@@ -53,7 +55,12 @@ impl Round<'_> {
                 None
             }
         };
-        lock(&self.injected).push(InjectedFault { fault: planned.fault, from, until: now(), run });
+        lock(&self.injected).push(InjectedFault {
+            fault: planned.fault,
+            from,
+            until: now(),
+            run,
+        });
     }
 
     /// Returns the run that the fault hit, or `None` if no process was there.
@@ -66,7 +73,12 @@ impl Round<'_> {
             found.is_some() || self.over.load(Ordering::SeqCst)
         });
         let (run, dlock) = found?;
-        let guardian = || procfs::children(dlock).into_iter().find(|stat| stat.name == "lock-guard").map(|stat| stat.pid);
+        let guardian = || {
+            procfs::children(dlock)
+                .into_iter()
+                .find(|stat| stat.name == "lock-guard")
+                .map(|stat| stat.pid)
+        };
         let pause = |pid: u32| {
             process::signal(pid, Signal::STOP);
             sleep(length);
@@ -78,7 +90,9 @@ impl Round<'_> {
             FaultKind::StopDlock => pause(dlock),
             FaultKind::KillGuardian => process::signal(guardian()?, Signal::KILL),
             FaultKind::StopGuardian => pause(guardian()?),
-            FaultKind::KillCommand => process::signal(procfs::children(guardian()?).first()?.pid, Signal::KILL),
+            FaultKind::KillCommand => {
+                process::signal(procfs::children(guardian()?).first()?.pid, Signal::KILL);
+            }
             FaultKind::StopCommand => pause(procfs::children(guardian()?).first()?.pid),
             FaultKind::KillBoth => {
                 let guardian = guardian()?;
@@ -90,18 +104,28 @@ impl Round<'_> {
             }
             FaultKind::Break => {
                 let (key, fence) = self.hold_of(run)?;
-                self.arena.dlock(&["break", &self.key(key), "--yes", "--reason", "campaign", "--fence", &fence.to_string()]);
+                self.arena.dlock(&[
+                    "break",
+                    &self.key(key),
+                    "--yes",
+                    "--reason",
+                    "campaign",
+                    "--fence",
+                    &fence.to_string(),
+                ]);
             }
             _ => return None,
         }
         Some(run)
     }
 
-    /// Returns the first contender, starting at this one, that runs dlock (if `holds`: whose section is alive).
+    /// Returns the first contender, starting at this one, that runs dlock (if `holds`: whose
+    /// section is alive).
     fn target(&self, contender: usize, holds: bool) -> Option<(u64, u32)> {
         let living = self.living();
         let count = self.slots.len();
-        let mut running = (contender..contender + count).filter_map(|nth| *lock(&self.slots[nth % count]));
+        let mut running =
+            (contender..contender + count).filter_map(|nth| *lock(&self.slots[nth % count]));
         running.find(|(run, _)| !holds || living.contains(run))
     }
 
@@ -113,7 +137,10 @@ impl Round<'_> {
             .filter_map(|line| serde_json::from_str::<Value>(line).ok())
             .find(|line| line["run"] == run && line["at"] == "begin")?;
         let first = begin["fences"].get(0)?;
-        Some((usize::try_from(first[0].as_u64()?).ok()?, first[1].as_u64()?))
+        Some((
+            usize::try_from(first[0].as_u64()?).ok()?,
+            first[1].as_u64()?,
+        ))
     }
 
     /// Returns when the fault hit: such faults come one after the other.
@@ -125,7 +152,8 @@ impl Round<'_> {
             FaultKind::RestartServer => store.restart(length),
             FaultKind::Forget => store.restart_empty(),
             FaultKind::StepClock => {
-                let seconds = [-3600, -2, 2, 3600][usize::try_from(length.as_millis() % 4).unwrap_or_default()];
+                let seconds = [-3600, -2, 2, 3600]
+                    [usize::try_from(length.as_millis() % 4).unwrap_or_default()];
                 store.step_clock(seconds, length);
             }
             _ => store.fill_disk(length),
@@ -135,22 +163,42 @@ impl Round<'_> {
 
     fn inject_into_network(&self, fault: FaultKind, length: Duration) {
         let mode = |mode| {
-            lock(&self.arena.proxies).iter_mut().for_each(|proxy| proxy.set(mode));
+            lock(&self.arena.proxies)
+                .iter_mut()
+                .for_each(|proxy| proxy.set(mode));
         };
         let trap = |fault| {
-            lock(&self.arena.proxies).iter().for_each(|proxy| proxy.trap_nth("", 0, 3, fault));
+            lock(&self.arena.proxies)
+                .iter()
+                .for_each(|proxy| proxy.trap_nth("", 0, 3, fault));
             sleep(length);
-            lock(&self.arena.proxies).iter().for_each(support::proxy::Proxy::disarm);
+            lock(&self.arena.proxies)
+                .iter()
+                .for_each(support::proxy::Proxy::disarm);
         };
-        let delay = |by| lock(&self.arena.proxies).iter().for_each(|proxy| proxy.delay(by));
-        let split = |on| lock(&self.arena.proxies).iter().for_each(|proxy| proxy.split(on));
+        let delay = |by| {
+            lock(&self.arena.proxies)
+                .iter()
+                .for_each(|proxy| proxy.delay(by));
+        };
+        let split = |on| {
+            lock(&self.arena.proxies)
+                .iter()
+                .for_each(|proxy| proxy.split(on));
+        };
         match fault {
             FaultKind::BlackHole | FaultKind::Refuse => {
-                mode(if fault == FaultKind::Refuse { Mode::Refuse } else { Mode::BlackHole });
+                mode(if fault == FaultKind::Refuse {
+                    Mode::Refuse
+                } else {
+                    Mode::BlackHole
+                });
                 sleep(length);
                 mode(Mode::Pass);
             }
-            FaultKind::Cut => lock(&self.arena.proxies).iter().for_each(support::proxy::Proxy::cut),
+            FaultKind::Cut => lock(&self.arena.proxies)
+                .iter()
+                .for_each(support::proxy::Proxy::cut),
             FaultKind::Delay => {
                 delay(Duration::from_millis(20) + length / 20);
                 sleep(length);
@@ -161,11 +209,17 @@ impl Round<'_> {
                 sleep(length);
                 split(false);
             }
-            FaultKind::LoseReplies => trap(if length.as_millis().is_multiple_of(2) { Fault::Swallow } else { Fault::CutAfter }),
+            FaultKind::LoseReplies => trap(if length.as_millis().is_multiple_of(2) {
+                Fault::Swallow
+            } else {
+                Fault::CutAfter
+            }),
             FaultKind::LoseRequests => trap(Fault::CutBefore),
             FaultKind::LateRequests => trap(Fault::Late(length)),
             FaultKind::Partition => {
-                let Some(netns) = &self.arena.netns else { return };
+                let Some(netns) = &self.arena.netns else {
+                    return;
+                };
                 netns.cut();
                 sleep(length);
                 netns.heal();

@@ -1,7 +1,8 @@
-//! Kernel locks that show which sections are alive: each section locks one byte of a file, and every process of its tree inherits it.
+//! Kernel locks that show which sections are alive: each section locks one byte of a file, and
+//! every process of its tree inherits it.
 //!
-//! An OFD lock ends with the last process that inherited the descriptor, before the parent learns of the exit. A query for locks of others
-//! (`F_OFD_GETLK`) takes no lock.
+//! An OFD lock ends with the last process that inherited the descriptor, before the parent learns
+//! of the exit. A query for locks of others (`F_OFD_GETLK`) takes no lock.
 
 use std::{
     fs::{File, OpenOptions},
@@ -24,7 +25,14 @@ const END: libc::off_t = 1 << 20;
 impl LivenessFile {
     pub fn open(folder: &Path, key: usize) -> io::Result<Self> {
         let path = folder.join(format!("liveness-{key}"));
-        Ok(Self(OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?))
+        Ok(Self(
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(path)?,
+        ))
     }
 
     /// Marks `run` as alive until this process and all of its later descendants are gone.
@@ -44,8 +52,15 @@ impl LivenessFile {
             if i32::from(lock.l_type) == libc::F_UNLCK {
                 continue;
             }
-            found.extend((lock.l_start.max(from)..(lock.l_start + lock.l_len).min(to)).map(libc::off_t::cast_unsigned));
-            ranges.extend([(from, lock.l_start), (lock.l_start + lock.l_len, to)].into_iter().filter(|(from, to)| from < to));
+            found.extend(
+                (lock.l_start.max(from)..(lock.l_start + lock.l_len).min(to))
+                    .map(libc::off_t::cast_unsigned),
+            );
+            ranges.extend(
+                [(from, lock.l_start), (lock.l_start + lock.l_len, to)]
+                    .into_iter()
+                    .filter(|(from, to)| from < to),
+            );
         }
         found.sort_unstable();
         Ok(found)

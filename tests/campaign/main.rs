@@ -1,10 +1,13 @@
-//! A campaign against the promises of README: real `dlock` processes contend on real servers, a seed decides which faults are injected, and
-//! a checker that shares no code with dlock judges the outcome.
+//! A campaign against the promises of README: real `dlock` processes contend on real servers, a
+//! seed decides which faults are injected, and a checker that shares no code with dlock judges the
+//! outcome.
 //!
-//! `plan` draws a round; `round` runs it and `faults` injects the faults; `section` is the command under the locks; `liveness` asks the
-//! kernel which sections are alive; `facts` collects the results, and `checker`, `check_history` and `check_once` find violations.
+//! `plan` draws a round; `round` runs it and `faults` injects the faults; `section` is the command
+//! under the locks; `liveness` asks the kernel which sections are alive; `facts` collects the
+//! results, and `checker`, `check_history` and `check_once` find violations.
 //!
-//! With `--sweep` a round is a scene of `scenes`, and `packets` injects one fault at every packet in turn; `sweep` runs the cases.
+//! With `--sweep` a round is a scene of `scenes`, and `packets` injects one fault at every packet
+//! in turn; `sweep` runs the cases.
 //!
 //! ```sh
 //! tests/run --campaign --store redis --seed 7 --rounds 200 [--from N] [--calm | --rough | --faults StopDlock,BlackHole] [-v]
@@ -13,7 +16,10 @@
 #![allow(missing_docs, reason = "a test program")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::exit, reason = "a section ends with the status of its task")]
-#![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests measure and wait in real time"
+)]
 
 use ::support;
 
@@ -54,10 +60,20 @@ fn main() {
     if arguments.iter().any(|argument| argument == "--store") {
         let passed = if arguments.iter().any(|argument| argument == "--sweep") {
             let options = sweep::options(&arguments).unwrap_or_else(refuse);
-            each_store(&options.store, sweep::STORES, |store| sweep_passes(&sweep::Options { store: store.to_owned(), ..options.clone() }))
+            each_store(&options.store, sweep::STORES, |store| {
+                sweep_passes(&sweep::Options {
+                    store: store.to_owned(),
+                    ..options.clone()
+                })
+            })
         } else {
             let options = options(&arguments).unwrap_or_else(refuse);
-            each_store(&options.store, &stores::NAMES, |store| passes(&Options { store: store.to_owned(), ..options.clone() }))
+            each_store(&options.store, &stores::NAMES, |store| {
+                passes(&Options {
+                    store: store.to_owned(),
+                    ..options.clone()
+                })
+            })
         };
         std::process::exit(i32::from(!passed.unwrap_or_else(|why| {
             support::say(&why);
@@ -72,11 +88,22 @@ fn main() {
 
 /// Parses the command line.
 fn options(arguments: &[String]) -> Result<Options, String> {
-    let mut options = Options { store: String::new(), seed: 1, from: 0, rounds: 20, mix: Mix::Both, faults: Vec::new(), verbose: false };
+    let mut options = Options {
+        store: String::new(),
+        seed: 1,
+        from: 0,
+        rounds: 20,
+        mix: Mix::Both,
+        faults: Vec::new(),
+        verbose: false,
+    };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut value = || rest.next().ok_or(format!("{argument} needs a value"));
-        let number = |text: &String| text.parse::<u64>().map_err(|_| format!("{text} is not a number"));
+        let number = |text: &String| {
+            text.parse::<u64>()
+                .map_err(|_| format!("{text} is not a number"))
+        };
         match argument.as_str() {
             "--store" => options.store.clone_from(value()?),
             "--seed" => options.seed = number(value()?)?,
@@ -86,7 +113,10 @@ fn options(arguments: &[String]) -> Result<Options, String> {
             "--rough" => options.mix = Mix::Rough,
             "--faults" => {
                 let named = |name| FaultKind::named(name).ok_or(format!("no such fault: {name}"));
-                (options.mix, options.faults) = (Mix::Rough, value()?.split(',').map(named).collect::<Result<_, _>>()?);
+                (options.mix, options.faults) = (
+                    Mix::Rough,
+                    value()?.split(',').map(named).collect::<Result<_, _>>()?,
+                );
             }
             "-v" | "--verbose" => options.verbose = true,
             other => return Err(format!("unknown option {other}")),
@@ -102,9 +132,19 @@ fn refuse<T>(why: String) -> T {
 }
 
 /// Runs the campaign, or a sweep, on one store after the other.
-fn each_store(named: &str, all: &[&str], passes: impl Fn(&str) -> Result<bool, String>) -> Result<bool, String> {
-    let stores: Vec<&str> = if named == "all" { all.to_vec() } else { named.split(',').collect() };
-    stores.into_iter().try_fold(true, |all, store| Ok(passes(store)? && all))
+fn each_store(
+    named: &str,
+    all: &[&str],
+    passes: impl Fn(&str) -> Result<bool, String>,
+) -> Result<bool, String> {
+    let stores: Vec<&str> = if named == "all" {
+        all.to_vec()
+    } else {
+        named.split(',').collect()
+    };
+    stores
+        .into_iter()
+        .try_fold(true, |all, store| Ok(passes(store)? && all))
 }
 
 fn passes(options: &Options) -> Result<bool, String> {
@@ -121,7 +161,8 @@ fn sweep_passes(options: &sweep::Options) -> Result<bool, String> {
     Ok(tally.violations.is_empty())
 }
 
-/// The rounds of each store, without faults and with faults: first the short form, then the long one.
+/// The rounds of each store, without faults and with faults: first the short form, then the long
+/// one.
 const SHARES: [(&str, [u64; 2], [u64; 2]); 16] = [
     ("sqlite", [8, 400], [3, 150]),
     ("redis", [8, 400], [4, 150]),
@@ -143,16 +184,28 @@ const SHARES: [(&str, [u64; 2], [u64; 2]); 16] = [
 
 fn trials() -> Vec<Trial> {
     // DLOCK_TEST_SEED selects other rounds.
-    let seed = std::env::var("DLOCK_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let seed = std::env::var("DLOCK_TEST_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(1);
     let mut trials: Vec<Trial> = checker_tests::trials();
     trials.push(Trial::test("planted::every_patch_applies", || {
         planted::every_patch_applies();
         Ok(())
     }));
     for (name, check) in [
-        ("data_loss_on_redis_lets_two_runs_overlap", detection::data_loss_on_redis_lets_two_runs_overlap as fn()),
-        ("leftovers_kept_on_request_overlap_the_next_run", detection::leftovers_kept_on_request_overlap_the_next_run),
-        ("dlock_and_guardian_killed_together_leave_a_daemon_running", detection::dlock_and_guardian_killed_together_leave_a_daemon_running),
+        (
+            "data_loss_on_redis_lets_two_runs_overlap",
+            detection::data_loss_on_redis_lets_two_runs_overlap as fn(),
+        ),
+        (
+            "leftovers_kept_on_request_overlap_the_next_run",
+            detection::leftovers_kept_on_request_overlap_the_next_run,
+        ),
+        (
+            "dlock_and_guardian_killed_together_leave_a_daemon_running",
+            detection::dlock_and_guardian_killed_together_leave_a_daemon_running,
+        ),
     ] {
         trials.push(Trial::test(format!("detection::{name}"), move || {
             check();
@@ -160,18 +213,40 @@ fn trials() -> Vec<Trial> {
         }));
     }
     for (store, calm, rough) in SHARES {
-        for (mix, name, [short, long]) in [(Mix::Calm, "calm", calm), (Mix::Rough, "rough", rough)] {
+        for (mix, name, [short, long]) in [(Mix::Calm, "calm", calm), (Mix::Rough, "rough", rough)]
+        {
             let rounds = support::long_or(long, short);
-            let options = Options { store: store.into(), seed, from: 0, rounds, mix, faults: Vec::new(), verbose: false };
+            let options = Options {
+                store: store.into(),
+                seed,
+                from: 0,
+                rounds,
+                mix,
+                faults: Vec::new(),
+                verbose: false,
+            };
             if rounds > 0 {
-                trials.push(Trial::test(format!("{store}::{name}"), move || trial(&options)));
+                trials.push(Trial::test(format!("{store}::{name}"), move || {
+                    trial(&options)
+                }));
             }
         }
     }
     for store in sweep::STORES {
-        let long = sweep::Options { step: 8, ..sweep::Options::of(store, seed) };
-        let options = support::long_or(long, sweep::Options { sample: true, ..sweep::Options::of(store, seed) });
-        trials.push(Trial::test(format!("{store}::sweep"), move || sweep_trial(&options)));
+        let long = sweep::Options {
+            step: 8,
+            ..sweep::Options::of(store, seed)
+        };
+        let options = support::long_or(
+            long,
+            sweep::Options {
+                sample: true,
+                ..sweep::Options::of(store, seed)
+            },
+        );
+        trials.push(Trial::test(format!("{store}::sweep"), move || {
+            sweep_trial(&options)
+        }));
     }
     trials
 }
@@ -181,7 +256,11 @@ fn sweep_trial(options: &sweep::Options) -> Result<(), Failed> {
     match sweep::play(options) {
         Ok(tally) => {
             support::say(&tally.summary(options, began.elapsed()));
-            if tally.violations.is_empty() { Ok(()) } else { Err(tally.violations.join("\n").into()) }
+            if tally.violations.is_empty() {
+                Ok(())
+            } else {
+                Err(tally.violations.join("\n").into())
+            }
         }
         Err(why) => {
             support::skip(&format!("sweep on {}", options.store), &why);
@@ -205,5 +284,12 @@ fn trial(options: &Options) -> Result<(), Failed> {
 }
 
 fn fails(tally: &Tally) -> Option<String> {
-    (!tally.violations.is_empty()).then(|| tally.violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+    (!tally.violations.is_empty()).then(|| {
+        tally
+            .violations
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join("\n")
+    })
 }

@@ -1,5 +1,6 @@
-//! Proxies that count the packets of one client and strike exactly one of them. A packet is what one read returns, in either direction; all
-//! connections to all servers of the store count together.
+//! Proxies that count the packets of one client and strike exactly one of them. A packet is what
+//! one read returns, in either direction; all connections to all servers of the store count
+//! together.
 
 use std::{
     io::{Read as _, Write as _},
@@ -58,15 +59,31 @@ pub struct Packets {
 }
 
 impl Packets {
-    /// Starts proxies in front of these ports. If `named`, replies contain the servers' ports, which are replaced.
+    /// Starts proxies in front of these ports. If `named`, replies contain the servers' ports,
+    /// which are replaced.
     pub fn to(servers: &[u16], named: bool) -> Self {
-        let listeners: Vec<TcpListener> =
-            servers.iter().map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port of this host")).collect();
-        let ports: Vec<u16> = listeners.iter().map(|listener| listener.local_addr().expect("an address").port()).collect();
-        let named = if named { servers.iter().copied().zip(ports.iter().copied()).collect() } else { Vec::new() };
-        let shared = Arc::new(Shared { named, ..Shared::default() });
+        let listeners: Vec<TcpListener> = servers
+            .iter()
+            .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port of this host"))
+            .collect();
+        let ports: Vec<u16> = listeners
+            .iter()
+            .map(|listener| listener.local_addr().expect("an address").port())
+            .collect();
+        let named = if named {
+            servers.iter().copied().zip(ports.iter().copied()).collect()
+        } else {
+            Vec::new()
+        };
+        let shared = Arc::new(Shared {
+            named,
+            ..Shared::default()
+        });
         for (listener, server) in listeners.iter().zip(servers.iter().copied()) {
-            let (accepting, shared) = (listener.try_clone().expect("a listener"), Arc::clone(&shared));
+            let (accepting, shared) = (
+                listener.try_clone().expect("a listener"),
+                Arc::clone(&shared),
+            );
             thread::spawn(move || {
                 // Ends when `drop` shuts the socket down.
                 while let Ok((client, _)) = accepting.accept() {
@@ -75,7 +92,11 @@ impl Packets {
                 }
             });
         }
-        Self { ports, listeners, shared }
+        Self {
+            ports,
+            listeners,
+            shared,
+        }
     }
 
     pub fn arm(&self, strike: Strike) {
@@ -133,16 +154,32 @@ impl Shared {
 
     fn strike(&self, strike: &Strike, length: usize) -> Fate {
         let lasts = strike.mode.lasts();
-        *lock(&self.hit) = Some((now(), now() + u64::try_from(lasts.as_nanos()).unwrap_or_default()));
+        *lock(&self.hit) = Some((
+            now(),
+            now() + u64::try_from(lasts.as_nanos()).unwrap_or_default(),
+        ));
         match strike.mode {
-            Mode::Rst => Fate::End { delivered: 0, reset: true },
-            Mode::After => Fate::End { delivered: length, reset: true },
-            Mode::Half => Fate::End { delivered: length / 2, reset: true },
-            Mode::Fin => Fate::End { delivered: 0, reset: false },
+            Mode::Rst => Fate::End {
+                delivered: 0,
+                reset: true,
+            },
+            Mode::After => Fate::End {
+                delivered: length,
+                reset: true,
+            },
+            Mode::Half => Fate::End {
+                delivered: length / 2,
+                reset: true,
+            },
+            Mode::Fin => Fate::End {
+                delivered: 0,
+                reset: false,
+            },
             Mode::Hole => Fate::Swallow,
             Mode::Out | Mode::Outage => {
                 *lock(&self.outage) = Some(Instant::now() + lasts);
-                self.first_alive.store(self.connections.load(Ordering::SeqCst), Ordering::SeqCst);
+                self.first_alive
+                    .store(self.connections.load(Ordering::SeqCst), Ordering::SeqCst);
                 Fate::Swallow
             }
             Mode::Late => Fate::Late(lasts),
@@ -159,15 +196,20 @@ impl Shared {
         }
     }
 
-    /// Replaces the servers' ports by the proxies'. All have five digits, so that no length in a reply changes.
+    /// Replaces the servers' ports by the proxies'. All have five digits, so that no length in a
+    /// reply changes.
     fn rename(&self, data: &mut [u8]) {
         for (server, proxy) in &self.named {
-            let (old, new) = (server.to_string().into_bytes(), proxy.to_string().into_bytes());
+            let (old, new) = (
+                server.to_string().into_bytes(),
+                proxy.to_string().into_bytes(),
+            );
             assert_eq!(old.len(), new.len(), "ports of the same length");
             let digit = |at: Option<&u8>| at.is_some_and(u8::is_ascii_digit);
             for at in 0..(data.len() + 1).saturating_sub(old.len()) {
                 let end = at + old.len();
-                let alone = !digit(at.checked_sub(1).and_then(|before| data.get(before))) && !digit(data.get(end));
+                let alone = !digit(at.checked_sub(1).and_then(|before| data.get(before)))
+                    && !digit(data.get(end));
                 if alone && data[at..end] == old[..] {
                     data[at..end].copy_from_slice(&new);
                 }
@@ -200,8 +242,17 @@ struct Link<'a> {
 fn serve(shared: &Shared, client: TcpStream, server: u16) {
     let number = shared.connections.fetch_add(1, Ordering::SeqCst);
     let swallows = lock(&shared.outage).is_some_and(|until| Instant::now() < until);
-    let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, server)) else { return };
-    let mut link = Link { shared, number, ends: [client, server], ended: [false; 2], held: [None, None], swallows };
+    let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, server)) else {
+        return;
+    };
+    let mut link = Link {
+        shared,
+        number,
+        ends: [client, server],
+        ended: [false; 2],
+        held: [None, None],
+        swallows,
+    };
     for end in &link.ends {
         let _ = end.set_nodelay(true);
     }
@@ -236,10 +287,25 @@ impl Link<'_> {
 
     /// Waits a moment, and returns the ends with something to read.
     fn wait(&self) -> Vec<usize> {
-        let open: Vec<usize> = (0..2).filter(|from| !self.ended[*from] && self.held[*from].is_none()).collect();
-        let mut polled: Vec<PollFd<'_>> = open.iter().map(|from| PollFd::new(&self.ends[*from], PollFlags::IN)).collect();
-        let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 }));
-        open.into_iter().zip(&polled).filter(|(_, fd)| !fd.revents().is_empty()).map(|(from, _)| from).collect()
+        let open: Vec<usize> = (0..2)
+            .filter(|from| !self.ended[*from] && self.held[*from].is_none())
+            .collect();
+        let mut polled: Vec<PollFd<'_>> = open
+            .iter()
+            .map(|from| PollFd::new(&self.ends[*from], PollFlags::IN))
+            .collect();
+        let _ = poll(
+            &mut polled,
+            Some(&Timespec {
+                tv_sec: 0,
+                tv_nsec: 20_000_000,
+            }),
+        );
+        open.into_iter()
+            .zip(&polled)
+            .filter(|(_, fd)| !fd.revents().is_empty())
+            .map(|(from, _)| from)
+            .collect()
     }
 
     /// Passes one packet on.
@@ -257,7 +323,11 @@ impl Link<'_> {
         if from == 1 {
             self.shared.rename(&mut data);
         }
-        match if self.swallows { Fate::Swallow } else { self.shared.fate(self.number, length) } {
+        match if self.swallows {
+            Fate::Swallow
+        } else {
+            self.shared.fate(self.number, length)
+        } {
             Fate::Deliver => self.send(from, &data),
             Fate::Swallow => self.swallows = true,
             Fate::Late(by) => self.held[from] = Some((data, Instant::now() + by)),

@@ -22,9 +22,11 @@ pub struct Abilities {
     pub clock: bool,
     /// Whether the disk can be filled.
     pub disk: bool,
-    /// Whether a failover loses recent confirmed writes: README then promises the lock, but no history.
+    /// Whether a failover loses recent confirmed writes: README then promises the lock, but no
+    /// history.
     pub forgets: bool,
-    /// Whether a reader that is cut off while it takes the lock keeps the other readers out until its lease ends.
+    /// Whether a reader that is cut off while it takes the lock keeps the other readers out until
+    /// its lease ends.
     pub claims: bool,
     /// Whether a lock ends with its holder's session.
     pub sessions: bool,
@@ -122,7 +124,8 @@ pub enum FaultKind {
     StepClock,
     /// The disk is full.
     FillDisk,
-    /// The server loses all data, or dlock and its guardian die at the same time. README doesn't cover either; never drawn.
+    /// The server loses all data, or dlock and its guardian die at the same time. README doesn't
+    /// cover either; never drawn.
     Forget,
     KillBoth,
 }
@@ -156,13 +159,17 @@ impl FaultKind {
 
     /// Returns the fault of this name, as the summary prints it.
     pub fn named(name: &str) -> Option<Self> {
-        let mut all =
-            Self::PROCESSES.iter().chain(&Self::SERVER).chain(&Self::NETWORK).chain(&[Self::Starve, Self::StepClock, Self::FillDisk]);
+        let mut all = Self::PROCESSES
+            .iter()
+            .chain(&Self::SERVER)
+            .chain(&Self::NETWORK)
+            .chain(&[Self::Starve, Self::StepClock, Self::FillDisk]);
         all.find(|fault| format!("{fault:?}") == name).copied()
     }
 
     pub fn hits_the_server(self) -> bool {
-        Self::SERVER.contains(&self) || matches!(self, Self::Forget | Self::StepClock | Self::FillDisk)
+        Self::SERVER.contains(&self)
+            || matches!(self, Self::Forget | Self::StepClock | Self::FillDisk)
     }
 
     pub fn hits_one_run(self) -> bool {
@@ -224,31 +231,64 @@ impl Plan {
         }
         let keys = 1 + index(&mut dice, 3);
         let permits = 2 + dice.below(2);
-        let contenders =
-            (0..4 + dice.below(if rough { 7 } else { 13 })).map(|_| contender(&mut dice, rough, keys, permits, can)).collect::<Vec<_>>();
-        let faults = if rough { faults(&mut dice, contenders.len(), only, can) } else { Vec::new() };
-        Self { name: if rough { "rough" } else { "calm" }, ttl: TTL, keys, contenders, faults }
+        let contenders = (0..4 + dice.below(if rough { 7 } else { 13 }))
+            .map(|_| contender(&mut dice, rough, keys, permits, can))
+            .collect::<Vec<_>>();
+        let faults = if rough {
+            faults(&mut dice, contenders.len(), only, can)
+        } else {
+            Vec::new()
+        };
+        Self {
+            name: if rough { "rough" } else { "calm" },
+            ttl: TTL,
+            keys,
+            contenders,
+            faults,
+        }
     }
 
-    /// Contenders that join the queue of a lock one after the other, far enough apart that their order is known.
+    /// Contenders that join the queue of a lock one after the other, far enough apart that their
+    /// order is known.
     fn fifo(dice: &mut Dice) -> Self {
         let one = |nth: u64| Contender {
             route: Route::Direct,
             when: When::AtOnce,
-            steps: vec![Step { pause_ms: nth * 700, wait_ms: Some(60_000), fair: true, hold_ms: 900, ..Step::plain(0) }],
+            steps: vec![Step {
+                pause_ms: nth * 700,
+                wait_ms: Some(60_000),
+                fair: true,
+                hold_ms: 900,
+                ..Step::plain(0)
+            }],
         };
         // A contender that doesn't wait, but retries constantly, must not overtake any of them.
-        let pushes = Step { pause_ms: 10, ..Step::plain(0) };
+        let pushes = Step {
+            pause_ms: 10,
+            ..Step::plain(0)
+        };
         let pushy = Contender {
             route: Route::Direct,
             when: When::AtOnce,
-            steps: std::iter::once(Step { pause_ms: 600, ..pushes.clone() }).chain(vec![pushes; 99]).collect(),
+            steps: std::iter::once(Step {
+                pause_ms: 600,
+                ..pushes.clone()
+            })
+            .chain(vec![pushes; 99])
+            .collect(),
         };
         let contenders = (0..4 + dice.below(3)).map(one).chain([pushy]).collect();
-        Self { name: "fifo", ttl: TTL, keys: 1, contenders, faults: Vec::new() }
+        Self {
+            name: "fifo",
+            ttl: TTL,
+            keys: 1,
+            contenders,
+            faults: Vec::new(),
+        }
     }
 
-    /// More contenders than permits of one lock: in a mixed round, other kinds mostly keep them apart.
+    /// More contenders than permits of one lock: in a mixed round, other kinds mostly keep them
+    /// apart.
     fn crowd(dice: &mut Dice) -> Self {
         let permits = 2 + dice.below(2);
         let mut holds = || Step {
@@ -259,9 +299,19 @@ impl Plan {
             ..Step::plain(0)
         };
         let contenders = (0..permits + 3)
-            .map(|_| Contender { route: Route::Direct, when: When::AtOnce, steps: (0..4).map(|_| holds()).collect() })
+            .map(|_| Contender {
+                route: Route::Direct,
+                when: When::AtOnce,
+                steps: (0..4).map(|_| holds()).collect(),
+            })
             .collect();
-        Self { name: "crowd", ttl: TTL, keys: 1, contenders, faults: Vec::new() }
+        Self {
+            name: "crowd",
+            ttl: TTL,
+            keys: 1,
+            contenders,
+            faults: Vec::new(),
+        }
     }
 }
 
@@ -298,7 +348,13 @@ fn contender(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abili
         _ => Route::Direct,
     };
     let steps = if rough { 2 + dice.below(3) } else { 10 };
-    Contender { route, when: When::AtOnce, steps: (0..steps).map(|_| step(dice, rough, keys, permits, can)).collect() }
+    Contender {
+        route,
+        when: When::AtOnce,
+        steps: (0..steps)
+            .map(|_| step(dice, rough, keys, permits, can))
+            .collect(),
+    }
 }
 
 fn step(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abilities) -> Step {
@@ -312,12 +368,17 @@ fn step(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abilities)
         _ => dice.below(6),
     };
     step.wait_ms = (!dice.one_in(4)).then_some(60_000);
-    // Some waiters give up. A second generator draws this, so that older seeds still give the same plans.
+    // Some waiters give up. A second generator draws this, so that older seeds still give the same
+    // plans.
     let mut aside = Dice(dice.0 ^ 0xA5A5_5A5A_0F0F_F0F0);
     if step.wait_ms.is_some() && aside.one_in(6) {
         step.wait_ms = Some(20 + aside.below(if rough { 3000 } else { 60 }));
     }
-    step.code = if dice.one_in(5) { 1 + i32::try_from(dice.below(3)).unwrap_or_default() } else { 0 };
+    step.code = if dice.one_in(5) {
+        1 + i32::try_from(dice.below(3)).unwrap_or_default()
+    } else {
+        0
+    };
     match dice.below(12) {
         0..=2 if can.shared => step.kind = Kind::Shared,
         3 | 4 if can.permits => step.kind = Kind::Permits(permits),
@@ -337,7 +398,10 @@ fn step(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abilities)
     }
     let trees = if rough { 2 } else { 8 };
     if dice.one_in(trees) {
-        let member = |dice: &mut Dice| Member { ms: step.hold_ms + dice.below(if rough { 900 } else { 40 }), daemon: dice.one_in(2) };
+        let member = |dice: &mut Dice| Member {
+            ms: step.hold_ms + dice.below(if rough { 900 } else { 40 }),
+            daemon: dice.one_in(2),
+        };
         step.tree = (0..=dice.below(2)).map(|_| member(dice)).collect();
         step.leftover = if dice.one_in(3) { "kill" } else { "wait" };
     }
@@ -345,7 +409,12 @@ fn step(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abilities)
     step
 }
 
-fn faults(dice: &mut Dice, contenders: usize, only: &[FaultKind], can: Abilities) -> Vec<PlannedFault> {
+fn faults(
+    dice: &mut Dice,
+    contenders: usize,
+    only: &[FaultKind],
+    can: Abilities,
+) -> Vec<PlannedFault> {
     let count = 2 + dice.below(9);
     let one = |dice: &mut Dice| {
         let fault = match dice.below(20) {
@@ -356,10 +425,23 @@ fn faults(dice: &mut Dice, contenders: usize, only: &[FaultKind], can: Abilities
             13 if can.disk => FaultKind::FillDisk,
             _ => FaultKind::PROCESSES[index(dice, FaultKind::PROCESSES.len())],
         };
-        let fault = if only.is_empty() { fault } else { only[index(dice, only.len())] };
+        let fault = if only.is_empty() {
+            fault
+        } else {
+            only[index(dice, only.len())]
+        };
         // An outage that a lease survives, one that it may survive, and one that it doesn't.
-        let ms = [dice.below(1200), 1200 + dice.below(2500), 3500 + dice.below(3000)][index(dice, 3)];
-        PlannedFault { at_ms: 100 + dice.below(4000), fault, ms, contender: index(dice, contenders) }
+        let ms = [
+            dice.below(1200),
+            1200 + dice.below(2500),
+            3500 + dice.below(3000),
+        ][index(dice, 3)];
+        PlannedFault {
+            at_ms: 100 + dice.below(4000),
+            fault,
+            ms,
+            contender: index(dice, contenders),
+        }
     };
     (0..count).map(|_| one(dice)).collect()
 }

@@ -1,4 +1,5 @@
-//! Runs a round: starts its runs, injects the faults, watches which sections are alive, and gathers the facts.
+//! Runs a round: starts its runs, injects the faults, watches which sections are alive, and gathers
+//! the facts.
 
 use std::{
     collections::HashMap,
@@ -71,7 +72,10 @@ impl Arena {
         let mut proxies = store.fronts(Ipv4Addr::LOCALHOST);
         let proxied = (!proxies.is_empty()).then(|| store.through(&proxies));
         let (mut netns, mut from_netns) = (None, None);
-        if proxied.is_some() && rustix::process::geteuid().is_root() && support::find_program("ip").is_some() {
+        if proxied.is_some()
+            && rustix::process::geteuid().is_root()
+            && support::find_program("ip").is_some()
+        {
             netns = Netns::make("campaign");
             if let Some(netns) = &netns {
                 let more = store.fronts(netns.host);
@@ -80,13 +84,29 @@ impl Arena {
             }
         }
         let (direct, proxies) = (store.url(), Mutex::new(proxies));
-        Self { direct, store: Arc::new(Mutex::new(store)), proxies, proxied, netns, from_netns, shared: false }
+        Self {
+            direct,
+            store: Arc::new(Mutex::new(store)),
+            proxies,
+            proxied,
+            netns,
+            from_netns,
+            shared: false,
+        }
     }
 
     /// Returns an arena for one of several rounds on a store, with this URL as the proxied route.
     pub fn beside(store: &Arc<Mutex<Box<dyn Store>>>, proxied: String) -> Self {
         let (direct, store, proxies) = (lock(store).url(), Arc::clone(store), Mutex::default());
-        Self { direct, store, proxies, proxied: Some(proxied), netns: None, from_netns: None, shared: true }
+        Self {
+            direct,
+            store,
+            proxies,
+            proxied: Some(proxied),
+            netns: None,
+            from_netns: None,
+            shared: true,
+        }
     }
 
     /// Returns the route closest to the wanted one, and its URL.
@@ -126,12 +146,29 @@ impl<'a> Round<'a> {
         let began = Instant::now();
         thread::scope(|scope| {
             let watch = scope.spawn(|| self.watch());
-            let faults: Vec<_> = self.plan.faults.iter().map(|fault| scope.spawn(move || self.inject(*fault, began))).collect();
+            let faults: Vec<_> = self
+                .plan
+                .faults
+                .iter()
+                .map(|fault| scope.spawn(move || self.inject(*fault, began)))
+                .collect();
             let contend = |(nth, contender)| scope.spawn(move || self.contend(nth, contender));
-            let contenders: Vec<_> = self.plan.contenders.iter().enumerate().map(contend).collect();
-            let mut failed: usize = contenders.into_iter().map(|one| usize::from(one.join().is_err())).sum();
+            let contenders: Vec<_> = self
+                .plan
+                .contenders
+                .iter()
+                .enumerate()
+                .map(contend)
+                .collect();
+            let mut failed: usize = contenders
+                .into_iter()
+                .map(|one| usize::from(one.join().is_err()))
+                .sum();
             self.over.store(true, Ordering::SeqCst);
-            failed += faults.into_iter().map(|one| usize::from(one.join().is_err())).sum::<usize>();
+            failed += faults
+                .into_iter()
+                .map(|one| usize::from(one.join().is_err()))
+                .sum::<usize>();
             assert_eq!(failed, 0, "the campaign itself failed");
             watch.join().expect("the watch")
         })
@@ -140,10 +177,14 @@ impl<'a> Round<'a> {
     fn contend(&self, nth: usize, contender: &Contender) {
         match contender.when {
             When::AtOnce => {}
-            When::Second => support::must("a section is alive", Duration::from_secs(20), || !self.living().is_empty()),
+            When::Second => support::must("a section is alive", Duration::from_secs(20), || {
+                !self.living().is_empty()
+            }),
             When::Last => {
                 let others = self.slots.len() - 1;
-                support::must("all others have ended", Duration::from_secs(180), || self.ended.load(Ordering::SeqCst) == others);
+                support::must("all others have ended", Duration::from_secs(180), || {
+                    self.ended.load(Ordering::SeqCst) == others
+                });
             }
         }
         for (step, number) in contender.steps.iter().zip(0..) {
@@ -155,7 +196,11 @@ impl<'a> Round<'a> {
 
     /// Returns the runs whose sections are alive.
     pub fn living(&self) -> Vec<u64> {
-        let liveness = |key| LivenessFile::open(self.folder, key).and_then(|file| file.living()).unwrap_or_default();
+        let liveness = |key| {
+            LivenessFile::open(self.folder, key)
+                .and_then(|file| file.living())
+                .unwrap_or_default()
+        };
         self.key_numbers().into_iter().flat_map(liveness).collect()
     }
 
@@ -171,24 +216,56 @@ impl<'a> Round<'a> {
                 let [ip, rest @ ..] = netns.prefix();
                 let mut command = process::command(ip);
                 command.args(rest).arg(dlock::binary());
-                command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent").stdin(Stdio::null());
+                command
+                    .env_clear()
+                    .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+                    .env("HOME", "/nonexistent")
+                    .stdin(Stdio::null());
                 command
             }
             _ => dlock::command(),
         };
-        let (status, stderr) = (self.folder.join(format!("{id}.json")), self.folder.join(format!("{id}.err")));
-        command.arg("run").args(self.options(step)).args(["--ttl", &format!("{}ms", self.plan.ttl.as_millis())]);
-        command.args(["--grace", "300ms", "--log", "off", "--status-file"]).arg(&status).arg("--").args(self.command(step, id));
-        command.env("DLOCK_BACKEND", url).env("CAMPAIGN", self.tag).env("TMPDIR", self.folder);
-        command.stdout(Stdio::null()).stderr(File::create(&stderr).expect("a file in the round's folder"));
+        let (status, stderr) = (
+            self.folder.join(format!("{id}.json")),
+            self.folder.join(format!("{id}.err")),
+        );
+        command
+            .arg("run")
+            .args(self.options(step))
+            .args(["--ttl", &format!("{}ms", self.plan.ttl.as_millis())]);
+        command
+            .args(["--grace", "300ms", "--log", "off", "--status-file"])
+            .arg(&status)
+            .arg("--")
+            .args(self.command(step, id));
+        command
+            .env("DLOCK_BACKEND", url)
+            .env("CAMPAIGN", self.tag)
+            .env("TMPDIR", self.folder);
+        command
+            .stdout(Stdio::null())
+            .stderr(File::create(&stderr).expect("a file in the round's folder"));
         new_group(&mut command);
         let spawned = now();
         let mut child = process::start(command).expect("dlock starts");
         *lock(&self.slots[nth]) = Some((id, child.id()));
-        let longest = step.wait_ms.unwrap_or_default() + step.hold_ms + step.tree.iter().map(|member| member.ms).max().unwrap_or_default();
-        if !ended(child.id(), Duration::from_millis(longest) + Duration::from_secs(45)) {
+        let longest = step.wait_ms.unwrap_or_default()
+            + step.hold_ms
+            + step
+                .tree
+                .iter()
+                .map(|member| member.ms)
+                .max()
+                .unwrap_or_default();
+        if !ended(
+            child.id(),
+            Duration::from_millis(longest) + Duration::from_secs(45),
+        ) {
             let tree = procfs::descendants(child.id());
-            lock(&self.hung).push(format!("run {id} ({:?}) with {tree:?}", procfs::stat(child.id())));
+            lock(&self.hung).push(format!(
+                "run {id} ({:?}) with {tree:?}",
+                procfs::stat(child.id())
+            ));
             process::signal(child.id(), Signal::CONT);
             let _ = child.kill();
         }
@@ -201,15 +278,24 @@ impl<'a> Round<'a> {
             route,
             spawned,
             ended,
-            code: how.code().unwrap_or_else(|| 128 + how.signal().unwrap_or_default()),
+            code: how
+                .code()
+                .unwrap_or_else(|| 128 + how.signal().unwrap_or_default()),
             signalled: how.signal().is_some(),
-            verdict: std::fs::read_to_string(status).ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default(),
+            verdict: std::fs::read_to_string(status)
+                .ok()
+                .and_then(|text| serde_json::from_str(&text).ok())
+                .unwrap_or_default(),
             stderr: std::fs::read_to_string(stderr).unwrap_or_default(),
         });
     }
 
     fn options(&self, step: &Step) -> Vec<String> {
-        let mut options: Vec<String> = step.keys.iter().flat_map(|key| ["-k".to_owned(), self.key(*key)]).collect();
+        let mut options: Vec<String> = step
+            .keys
+            .iter()
+            .flat_map(|key| ["-k".to_owned(), self.key(*key)])
+            .collect();
         match step.kind {
             Kind::Exclusive => {}
             Kind::Shared => options.push("-s".into()),
@@ -222,8 +308,15 @@ impl<'a> Round<'a> {
             options.extend(["-w".into(), format!("{ms}ms")]);
         }
         match step.once_per_ms {
-            Some(ms) if step.once => options.extend(["--once".into(), "--keep".into(), format!("{ms}ms")]),
-            Some(ms) => options.extend(["--once-per".into(), format!("{ms}ms"), "--skew-guard".into(), "0".into()]),
+            Some(ms) if step.once => {
+                options.extend(["--once".into(), "--keep".into(), format!("{ms}ms")]);
+            }
+            Some(ms) => options.extend([
+                "--once-per".into(),
+                format!("{ms}ms"),
+                "--skew-guard".into(),
+                "0".into(),
+            ]),
             None => {}
         }
         if step.at_least_ms > 0 {
@@ -235,9 +328,13 @@ impl<'a> Round<'a> {
         options
     }
 
-    /// Returns the command line of the section, with its nested `dlock run` and the shell around it.
+    /// Returns the command line of the section, with its nested `dlock run` and the shell around
+    /// it.
     fn command(&self, step: &Step, id: u64) -> Vec<String> {
-        let program = std::env::current_exe().expect("a test program").display().to_string();
+        let program = std::env::current_exe()
+            .expect("a test program")
+            .display()
+            .to_string();
         let mut task = SectionTask {
             folder: self.folder.to_owned(),
             run: id,
@@ -248,9 +345,17 @@ impl<'a> Round<'a> {
             inner: None,
         };
         if step.nested {
-            let inner = SectionTask { run: INNER + id, tree: Vec::new(), code: step.code, ..task.clone() };
+            let inner = SectionTask {
+                run: INNER + id,
+                tree: Vec::new(),
+                code: step.code,
+                ..task.clone()
+            };
             let mut line = vec![dlock::binary().display().to_string(), "run".into()];
-            line.extend(self.options(&Step { keys: step.keys.clone(), ..Step::plain(0) }));
+            line.extend(self.options(&Step {
+                keys: step.keys.clone(),
+                ..Step::plain(0)
+            }));
             line.extend([
                 "--ttl".into(),
                 format!("{}ms", self.plan.ttl.as_millis()),
@@ -272,15 +377,23 @@ impl<'a> Round<'a> {
 
     /// Returns when each run was last seen alive; returns when the round is over.
     fn watch(&self) -> HashMap<u64, u64> {
-        let files: Vec<LivenessFile> =
-            self.key_numbers().into_iter().map(|key| LivenessFile::open(self.folder, key).expect("a file")).collect();
+        let files: Vec<LivenessFile> = self
+            .key_numbers()
+            .into_iter()
+            .map(|key| LivenessFile::open(self.folder, key).expect("a file"))
+            .collect();
         let mut last_seen = HashMap::new();
         let mut looked = Instant::now();
         while !self.over.load(Ordering::SeqCst) {
             // A process that is alive at this check was alive at least until just before.
             let time = now();
             for file in &files {
-                last_seen.extend(file.living().expect("locks").into_iter().map(|run| (run, time)));
+                last_seen.extend(
+                    file.living()
+                        .expect("locks")
+                        .into_iter()
+                        .map(|run| (run, time)),
+                );
             }
             if looked.elapsed() > Duration::from_secs(1) {
                 self.slow.fetch_max(support::slowness(), Ordering::SeqCst);
@@ -292,8 +405,15 @@ impl<'a> Round<'a> {
     }
 
     pub fn key_numbers(&self) -> Vec<usize> {
-        let once = self.plan.contenders.iter().flat_map(|contender| &contender.steps).any(|step| step.keys == [ONCE_KEY]);
-        (0..self.plan.keys).chain(once.then_some(ONCE_KEY)).collect()
+        let once = self
+            .plan
+            .contenders
+            .iter()
+            .flat_map(|contender| &contender.steps)
+            .any(|step| step.keys == [ONCE_KEY]);
+        (0..self.plan.keys)
+            .chain(once.then_some(ONCE_KEY))
+            .collect()
     }
 
     /// Collects the facts, once all locks are free.
@@ -302,16 +422,33 @@ impl<'a> Round<'a> {
         let mut left = Vec::new();
         // The entry of a waiter that was killed or cut off lapses after 15 s.
         let lapse = if self.arena.shared { 15 } else { 0 };
-        let limit = self.plan.ttl + Duration::from_secs((can.handover_s + 5).max(lapse)) * support::slowness();
+        let limit = self.plan.ttl
+            + Duration::from_secs((can.handover_s + 5).max(lapse)) * support::slowness();
         if !support::eventually(limit, || procfs::tagged(self.tag).is_empty()) {
-            left.extend(procfs::tagged(self.tag).into_iter().map(|stat| format!("a process: {stat:?}")));
+            left.extend(
+                procfs::tagged(self.tag)
+                    .into_iter()
+                    .map(|stat| format!("a process: {stat:?}")),
+            );
         }
-        let keys: Vec<KeyEnd> = self.key_numbers().into_iter().map(|key| self.key_end(key, limit)).collect();
-        let names: Vec<String> = self.key_numbers().into_iter().map(|key| self.key(key)).collect();
+        let keys: Vec<KeyEnd> = self
+            .key_numbers()
+            .into_iter()
+            .map(|key| self.key_end(key, limit))
+            .collect();
+        let names: Vec<String> = self
+            .key_numbers()
+            .into_iter()
+            .map(|key| self.key(key))
+            .collect();
         let mut rest = Vec::new();
         // A server takes a moment to notice that a client is gone.
         support::eventually(limit, || {
-            rest = if self.arena.shared { Vec::new() } else { lock(&self.arena.store).left(&names) };
+            rest = if self.arena.shared {
+                Vec::new()
+            } else {
+                lock(&self.arena.store).left(&names)
+            };
             rest.is_empty()
         });
         left.extend(rest);
@@ -336,16 +473,23 @@ impl<'a> Round<'a> {
         let name = self.key(key);
         let ask = |what: &str| -> Value {
             let ended = self.arena.dlock(&[what, &name, "--json"]);
-            serde_json::from_str(&ended.stdout).unwrap_or_else(|_| Value::String(format!("{}{}", ended.stdout, ended.stderr)))
+            serde_json::from_str(&ended.stdout)
+                .unwrap_or_else(|_| Value::String(format!("{}{}", ended.stdout, ended.stderr)))
         };
         let mut state = Value::Null;
         support::eventually(limit, || {
             state = ask("inspect");
-            let free = ["holders", "waiters"].iter().all(|field| state[field].as_array().is_some_and(Vec::is_empty));
+            let free = ["holders", "waiters"]
+                .iter()
+                .all(|field| state[field].as_array().is_some_and(Vec::is_empty));
             sleep(Duration::from_millis(if free { 0 } else { 300 }));
             free
         });
-        KeyEnd { key, history: ask("history"), state }
+        KeyEnd {
+            key,
+            history: ask("history"),
+            state,
+        }
     }
 }
 
@@ -360,11 +504,17 @@ fn new_group(command: &mut Command) {
 
 /// Whether the child ends within this time. The child isn't reaped.
 fn ended(pid: u32, limit: Duration) -> bool {
-    let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
-    let Ok(fd) = pidfd_open(pid, PidfdFlags::empty()) else { return true };
+    let Some(pid) = Pid::from_raw(pid.cast_signed()) else {
+        return true;
+    };
+    let Ok(fd) = pidfd_open(pid, PidfdFlags::empty()) else {
+        return true;
+    };
     let until = Instant::now() + limit;
     loop {
-        let Ok(left) = Timespec::try_from(until.saturating_duration_since(Instant::now())) else { return false };
+        let Ok(left) = Timespec::try_from(until.saturating_duration_since(Instant::now())) else {
+            return false;
+        };
         match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&left)) {
             Ok(0) => return false,
             Ok(_) => return true,

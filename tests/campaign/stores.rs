@@ -31,7 +31,8 @@ pub trait Store: Send {
 
     fn url(&self) -> String;
 
-    /// Starts a proxy for each server, at this address of the host; none if the store can't use proxies.
+    /// Starts a proxy for each server, at this address of the host; none if the store can't use
+    /// proxies.
     fn fronts(&self, host: Ipv4Addr) -> Vec<Proxy>;
 
     /// Returns the store's URL through those proxies.
@@ -58,7 +59,8 @@ pub trait Store: Send {
     /// Fills the disk for this long.
     fn fill_disk(&mut self, ms: Duration);
 
-    /// Returns leftovers of these locks in the store, when no process holds or wants them: sessions, queue entries, files.
+    /// Returns leftovers of these locks in the store, when no process holds or wants them:
+    /// sessions, queue entries, files.
     fn left(&self, keys: &[String]) -> Vec<String>;
 
     /// Returns the server's log, if it has one: a server that crashed by itself explains much.
@@ -101,14 +103,26 @@ const ALL: Abilities = Abilities {
     handover_s: 3,
 };
 /// A lock that a session holds.
-const SESSIONS: Abilities = Abilities { permits: false, fair: false, nested: false, clock: true, sessions: true, handover_s: 8, ..ALL };
+const SESSIONS: Abilities = Abilities {
+    permits: false,
+    fair: false,
+    nested: false,
+    clock: true,
+    sessions: true,
+    handover_s: 8,
+    ..ALL
+};
 
 /// Starts the store with this name.
 ///
 /// # Errors
 /// Names the program that isn't installed.
 pub fn start(name: &str) -> Result<Box<dyn Store>, String> {
-    let have = |program: &str| find_program(program).map(drop).ok_or(format!("{program} is not installed"));
+    let have = |program: &str| {
+        find_program(program)
+            .map(drop)
+            .ok_or(format!("{program} is not installed"))
+    };
     let none = |missing: Option<String>| missing.map_or(Ok(()), Err);
     match name {
         "redis" | "redlock" | "sentinel" | "cluster" => have("redis-server")?,
@@ -118,7 +132,9 @@ pub fn start(name: &str) -> Result<Box<dyn Store>, String> {
         "zookeeper" | "zookeeper-ensemble" => none(ZooKeeper::missing())?,
         _ => {}
     }
-    let mode = name.split_once('-').map_or(String::new(), |(_, mode)| format!("&mode={mode}"));
+    let mode = name
+        .split_once('-')
+        .map_or(String::new(), |(_, mode)| format!("&mode={mode}"));
     Ok(match name {
         "sqlite" => sqlite(),
         "redis" => redis(),
@@ -132,7 +148,12 @@ pub fn start(name: &str) -> Result<Box<dyn Store>, String> {
         "etcd-cluster" => etcd(Etcd::cluster()),
         "zookeeper" => zookeeper(ZooKeeper::single()),
         "zookeeper-ensemble" => zookeeper(ZooKeeper::ensemble()),
-        other => return Err(format!("no such store: {other}; there are {}", NAMES.join(", "))),
+        other => {
+            return Err(format!(
+                "no such store: {other}; there are {}",
+                NAMES.join(", ")
+            ));
+        }
     })
 }
 
@@ -181,13 +202,23 @@ impl<S: Send> ServerStore<S> {
     }
 
     fn on(&self, host: &str, ports: impl Iterator<Item = u16>) -> String {
-        self.url.replace("{}", &ports.map(|port| format!("{host}:{port}")).collect::<Vec<_>>().join(","))
+        self.url.replace(
+            "{}",
+            &ports
+                .map(|port| format!("{host}:{port}"))
+                .collect::<Vec<_>>()
+                .join(","),
+        )
     }
 }
 
 impl<S: Send> Store for ServerStore<S> {
     fn can(&self) -> Abilities {
-        Abilities { clock: self.can.clock && self.clock.is_some(), disk: self.disk.is_some(), ..self.can }
+        Abilities {
+            clock: self.can.clock && self.clock.is_some(),
+            disk: self.disk.is_some(),
+            ..self.can
+        }
     }
 
     fn url(&self) -> String {
@@ -195,12 +226,18 @@ impl<S: Send> Store for ServerStore<S> {
     }
 
     fn fronts(&self, host: Ipv4Addr) -> Vec<Proxy> {
-        let reached = if self.can.network { &self.ports[..] } else { &[] };
+        let reached = if self.can.network {
+            &self.ports[..]
+        } else {
+            &[]
+        };
         reached.iter().map(|port| Proxy::at(host, *port)).collect()
     }
 
     fn through(&self, proxies: &[Proxy]) -> String {
-        let host = proxies.first().map_or_else(String::new, |proxy| proxy.host.to_string());
+        let host = proxies
+            .first()
+            .map_or_else(String::new, |proxy| proxy.host.to_string());
         self.on(&host, proxies.iter().map(|proxy| proxy.port))
     }
 
@@ -260,12 +297,24 @@ fn sqlite() -> Box<dyn Store> {
     let url = format!("sqlite://{}", path.join("locks.db").display());
     let left = |(path, _): &(PathBuf, TempDir), _: &[String]| {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| !name.starts_with("locks.db")).collect()
+        entries
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .filter(|name| !name.starts_with("locks.db"))
+            .collect()
     };
     Box::new(ServerStore {
         left,
         disk,
-        ..ServerStore::new((path, folder), Abilities { server: false, network: false, ..ALL }, url, Vec::new())
+        ..ServerStore::new(
+            (path, folder),
+            Abilities {
+                server: false,
+                network: false,
+                ..ALL
+            },
+            url,
+            Vec::new(),
+        )
     })
 }
 
@@ -281,10 +330,16 @@ fn redis() -> Box<dyn Store> {
         left: |server, keys| {
             let clients = server.text(&["CLIENT", "LIST"]);
             // Queues and wake-up lists expire. Only the fence counter of a lock lasts forever.
-            let lasting = server.keys().into_iter().filter(|(name, ms)| *ms == -1 && keys.iter().any(|key| name.contains(key)));
-            let lasting =
-                lasting.filter(|(name, _)| !name.starts_with("redisson_lock_token:")).map(|(name, _)| format!("{name} has no expiry"));
-            let clients = clients.lines().filter(|client| !client.contains(" cmd=client|list "));
+            let lasting = server
+                .keys()
+                .into_iter()
+                .filter(|(name, ms)| *ms == -1 && keys.iter().any(|key| name.contains(key)));
+            let lasting = lasting
+                .filter(|(name, _)| !name.starts_with("redisson_lock_token:"))
+                .map(|(name, _)| format!("{name} has no expiry"));
+            let clients = clients
+                .lines()
+                .filter(|client| !client.contains(" cmd=client|list "));
             clients.map(str::to_owned).chain(lasting).collect()
         },
         ..ServerStore::new(server, ALL, "redis://{}/0", ports)
@@ -300,7 +355,17 @@ fn redlock() -> Box<dyn Store> {
         kill: |nodes| nodes.0[1..3].iter_mut().for_each(Redis::kill),
         start: |nodes| nodes.0[1..3].iter_mut().for_each(Redis::start),
         // A writer that died in the queue keeps readers out for 15 s.
-        ..ServerStore::new(nodes, Abilities { permits: false, fair: false, handover_s: 15, ..ALL }, "redlock://{}", ports)
+        ..ServerStore::new(
+            nodes,
+            Abilities {
+                permits: false,
+                fair: false,
+                handover_s: 15,
+                ..ALL
+            },
+            "redlock://{}",
+            ports,
+        )
     })
 }
 
@@ -308,13 +373,23 @@ fn redlock() -> Box<dyn Store> {
 const UNNOTICED: Duration = Duration::from_millis(700);
 
 fn start_stopped(servers: &mut [Redis]) {
-    servers.iter_mut().filter(|server| !server.is_running()).for_each(Redis::start);
+    servers
+        .iter_mut()
+        .filter(|server| !server.is_running())
+        .for_each(Redis::start);
 }
 
 /// A killed master stays down until the failover, and comes back as a replica.
 fn sentinel() -> Box<dyn Store> {
-    let deployment = Deployment::with(&Plan { durable: true, ..Plan::default() });
-    let ports = deployment.sentinels.iter().map(|sentinel| sentinel.port).collect();
+    let deployment = Deployment::with(&Plan {
+        durable: true,
+        ..Plan::default()
+    });
+    let ports = deployment
+        .sentinels
+        .iter()
+        .map(|sentinel| sentinel.port)
+        .collect();
     Box::new(ServerStore::<Deployment> {
         freeze: |deployment| deployment.servers[deployment.master()].freeze(),
         thaw: |deployment| deployment.servers.iter().for_each(Redis::thaw),
@@ -328,8 +403,21 @@ fn sentinel() -> Box<dyn Store> {
             deployment.settle();
         },
         down: [Duration::ZERO, UNNOTICED],
-        named: deployment.servers.iter().map(|server| server.port).collect(),
-        ..ServerStore::new(deployment, Abilities { network: false, forgets: true, ..ALL }, "redis+sentinel://{}/prod?replicas=all", ports)
+        named: deployment
+            .servers
+            .iter()
+            .map(|server| server.port)
+            .collect(),
+        ..ServerStore::new(
+            deployment,
+            Abilities {
+                network: false,
+                forgets: true,
+                ..ALL
+            },
+            "redis+sentinel://{}/prod?replicas=all",
+            ports,
+        )
     })
 }
 
@@ -353,7 +441,16 @@ fn cluster() -> Box<dyn Store> {
         },
         down: [Duration::ZERO, UNNOTICED],
         named: replicas.to_vec(),
-        ..ServerStore::new(cluster, Abilities { network: false, forgets: true, ..ALL }, "redis+cluster://{}?replicas=all", seeds.to_vec())
+        ..ServerStore::new(
+            cluster,
+            Abilities {
+                network: false,
+                forgets: true,
+                ..ALL
+            },
+            "redis+cluster://{}?replicas=all",
+            seeds.to_vec(),
+        )
     })
 }
 
@@ -365,7 +462,15 @@ fn tair() -> Box<dyn Store> {
         thaw: |server| server.thaw(),
         kill: Tair::kill,
         start: Tair::restart,
-        ..ServerStore::new(server, Abilities { claims: true, ..ALL }, "tair://{}?mode=plain", ports)
+        ..ServerStore::new(
+            server,
+            Abilities {
+                claims: true,
+                ..ALL
+            },
+            "tair://{}?mode=plain",
+            ports,
+        )
     })
 }
 
@@ -375,10 +480,13 @@ fn init(lab: &impl Store) {
     assert_eq!(made.code(), 0, "{}", made.stderr);
 }
 
-/// The clock is not stepped: the server measures the silence of sessions by it, and may end them at a step. dlock-stores(7) promises
-/// nothing then.
+/// The clock is not stepped: the server measures the silence of sessions by it, and may end them at
+/// a step. dlock-stores(7) promises nothing then.
 fn postgres(mode: &str) -> Box<dyn Store> {
-    let server = Postgres::with(postgres::Options { durable: true, ..Default::default() });
+    let server = Postgres::with(postgres::Options {
+        durable: true,
+        ..Default::default()
+    });
     let ports = vec![server.port];
     let can = if mode.is_empty() { ALL } else { SESSIONS };
     let lab = ServerStore::<Postgres> {
@@ -389,9 +497,17 @@ fn postgres(mode: &str) -> Box<dyn Store> {
         log: Postgres::log,
         left: |server, _| {
             let sql = "SELECT pid, state, query FROM pg_stat_activity WHERE application_name LIKE 'dlock%'";
-            server.try_sql(postgres::USER, sql).map_or_else(|why| vec![why], |rows| rows.iter().map(|row| format!("{row:?}")).collect())
+            server.try_sql(postgres::USER, sql).map_or_else(
+                |why| vec![why],
+                |rows| rows.iter().map(|row| format!("{row:?}")).collect(),
+            )
         },
-        ..ServerStore::new(server, can, format!("postgres://postgres@{{}}/postgres?sslmode=disable{mode}"), ports)
+        ..ServerStore::new(
+            server,
+            can,
+            format!("postgres://postgres@{{}}/postgres?sslmode=disable{mode}"),
+            ports,
+        )
     };
     init(&lab);
     Box::new(lab)
@@ -401,13 +517,20 @@ fn mariadb(mode: &str) -> Box<dyn Store> {
     // Locks of sessions don't depend on the clock.
     let clock = if mode.is_empty() { None } else { Clock::make() };
     let environment = clock.as_ref().map(Clock::environment).unwrap_or_default();
-    let server = MariaDb::with(mariadb::Options { durable: true, environment, ..Default::default() });
+    let server = MariaDb::with(mariadb::Options {
+        durable: true,
+        environment,
+        ..Default::default()
+    });
     server.sql("mysql", "CREATE DATABASE IF NOT EXISTS app");
     let ports = vec![server.port];
     let can = match mode {
         "" => ALL,
         // GET_LOCK has no shared mode.
-        mode => Abilities { shared: !mode.ends_with("advisory"), ..SESSIONS },
+        mode => Abilities {
+            shared: !mode.ends_with("advisory"),
+            ..SESSIONS
+        },
     };
     let lab = ServerStore::<MariaDb> {
         freeze: |server| server.freeze(),
@@ -417,11 +540,19 @@ fn mariadb(mode: &str) -> Box<dyn Store> {
         log: MariaDb::log,
         left: |server, _| {
             let sql = "SELECT id, info FROM information_schema.processlist WHERE db = 'app' AND id <> CONNECTION_ID()";
-            server.try_sql("mysql", sql).map_or_else(|why| vec![why], |rows| rows.iter().map(|row| format!("{row:?}")).collect())
+            server.try_sql("mysql", sql).map_or_else(
+                |why| vec![why],
+                |rows| rows.iter().map(|row| format!("{row:?}")).collect(),
+            )
         },
         down: [Duration::from_millis(1100), Duration::MAX],
         clock,
-        ..ServerStore::new(server, can, format!("mariadb://root@{{}}/app?ssl-mode=DISABLED{mode}"), ports)
+        ..ServerStore::new(
+            server,
+            can,
+            format!("mariadb://root@{{}}/app?ssl-mode=DISABLED{mode}"),
+            ports,
+        )
     };
     init(&lab);
     Box::new(lab)
@@ -435,13 +566,29 @@ fn etcd(members: Etcd) -> Box<dyn Store> {
         thaw: |etcd| etcd.thaw(),
         kill: |etcd| etcd.kill_member(leader_of(etcd)),
         start: Etcd::restart,
-        left: |etcd, keys| keys.iter().flat_map(|key| etcd.keys(&format!("dlock/{key}/"))).collect(),
-        ..ServerStore::new(members, Abilities { handover_s: 8, ..ALL }, "etcd://{}", ports)
+        left: |etcd, keys| {
+            keys.iter()
+                .flat_map(|key| etcd.keys(&format!("dlock/{key}/")))
+                .collect()
+        },
+        ..ServerStore::new(
+            members,
+            Abilities {
+                handover_s: 8,
+                ..ALL
+            },
+            "etcd://{}",
+            ports,
+        )
     })
 }
 
 fn leader_of(etcd: &Etcd) -> usize {
-    if etcd.ports().len() > 1 { etcd.leader().0 } else { 0 }
+    if etcd.ports().len() > 1 {
+        etcd.leader().0
+    } else {
+        0
+    }
 }
 
 fn zookeeper(servers: ZooKeeper) -> Box<dyn Store> {
@@ -461,10 +608,22 @@ fn zookeeper(servers: ZooKeeper) -> Box<dyn Store> {
             };
             keys.iter().filter_map(queued).collect()
         },
-        ..ServerStore::new(servers, Abilities { handover_s: 8, ..ALL }, "zookeeper://{}", ports)
+        ..ServerStore::new(
+            servers,
+            Abilities {
+                handover_s: 8,
+                ..ALL
+            },
+            "zookeeper://{}",
+            ports,
+        )
     })
 }
 
 fn leader_of_ensemble(zookeeper: &ZooKeeper) -> usize {
-    if zookeeper.nodes.len() > 1 { zookeeper.leader() } else { 0 }
+    if zookeeper.nodes.len() > 1 {
+        zookeeper.leader()
+    } else {
+        0
+    }
 }

@@ -1,5 +1,6 @@
-//! A sweep: one fault at every packet. It counts the packets that contender A exchanges with the store in one undisturbed run of a scene, and
-//! plays the scene again for each packet and each mode, with the fault exactly there. The other contenders reach the store directly.
+//! A sweep: one fault at every packet. It counts the packets that contender A exchanges with the
+//! store in one undisturbed run of a scene, and plays the scene again for each packet and each
+//! mode, with the fault exactly there. The other contenders reach the store directly.
 
 use std::{
     collections::BTreeMap,
@@ -50,7 +51,18 @@ pub struct Options {
 impl Options {
     pub fn of(store: &str, seed: u64) -> Self {
         let (scenes, modes, store) = (scenes::NAMES.to_vec(), MODES.to_vec(), store.to_owned());
-        Self { store, seed, scenes, modes, step: 1, first: 1, last: 0, sample: false, parallel: 6, verbose: false }
+        Self {
+            store,
+            seed,
+            scenes,
+            modes,
+            step: 1,
+            first: 1,
+            last: 0,
+            sample: false,
+            parallel: 6,
+            verbose: false,
+        }
     }
 }
 
@@ -60,7 +72,10 @@ pub fn options(arguments: &[String]) -> Result<Options, String> {
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut value = || rest.next().ok_or(format!("{argument} needs a value"));
-        let number = |text: &String| text.parse::<usize>().map_err(|_| format!("{text} is not a number"));
+        let number = |text: &String| {
+            text.parse::<usize>()
+                .map_err(|_| format!("{text} is not a number"))
+        };
         match argument.as_str() {
             "--sweep" => {}
             "--store" => options.store.clone_from(value()?),
@@ -70,11 +85,21 @@ pub fn options(arguments: &[String]) -> Result<Options, String> {
             "--last" => options.last = number(value()?)?,
             "--parallel" => options.parallel = number(value()?)?.max(1),
             "--scenes" => {
-                let named = |name| scenes::NAMES.into_iter().find(|known| *known == name).ok_or(format!("no such scene: {name}"));
+                let named = |name| {
+                    scenes::NAMES
+                        .into_iter()
+                        .find(|known| *known == name)
+                        .ok_or(format!("no such scene: {name}"))
+                };
                 options.scenes = value()?.split(',').map(named).collect::<Result<_, _>>()?;
             }
             "--modes" => {
-                let named = |name| MODES.into_iter().find(|(known, _)| *known == name).ok_or(format!("no such mode: {name}"));
+                let named = |name| {
+                    MODES
+                        .into_iter()
+                        .find(|(known, _)| *known == name)
+                        .ok_or(format!("no such mode: {name}"))
+                };
                 options.modes = value()?.split(',').map(named).collect::<Result<_, _>>()?;
             }
             "-v" | "--verbose" => options.verbose = true,
@@ -104,14 +129,25 @@ pub struct Tally {
 
 impl Tally {
     pub fn summary(&self, options: &Options, took: Duration) -> String {
-        let (store, cases, struck) = (&options.store, self.cases, self.struck.values().sum::<usize>());
+        let (store, cases, struck) = (
+            &options.store,
+            self.cases,
+            self.struck.values().sum::<usize>(),
+        );
         let (seed, found, took) = (options.seed, self.violations.len(), took.as_secs_f64());
-        let mut text =
-            format!("sweep {store} seed {seed}: {cases} cases, {struck} packets struck, {found} cases violate a rule in {took:.1} s");
+        let mut text = format!(
+            "sweep {store} seed {seed}: {cases} cases, {struck} packets struck, {found} cases violate a rule in {took:.1} s"
+        );
         for (mode, count) in &self.struck {
             let of_mode = self.statuses.iter().filter(|((of, _), _)| of == mode);
-            let statuses: Vec<String> = of_mode.map(|((_, status), count)| format!("{status} x{count}")).collect();
-            let _ = write!(text, "\n  {count:>6} {mode}: A ended with {}", statuses.join(", "));
+            let statuses: Vec<String> = of_mode
+                .map(|((_, status), count)| format!("{status} x{count}"))
+                .collect();
+            let _ = write!(
+                text,
+                "\n  {count:>6} {mode}: A ended with {}",
+                statuses.join(", ")
+            );
         }
         text
     }
@@ -127,43 +163,85 @@ struct Sweep<'a> {
 /// Runs all cases.
 ///
 /// # Errors
-/// Names the program that the store needs and that isn't installed, or says that the store has no packets.
+/// Names the program that the store needs and that isn't installed, or says that the store has no
+/// packets.
 pub fn play(options: &Options) -> Result<Tally, String> {
     let store = stores::start(&options.store)?;
     if store.ports().0.is_empty() {
         return Err(format!("{} has no packets", options.store));
     }
     let can = store.can();
-    let sweep = Sweep { options, can, store: Arc::new(Mutex::new(store)), tally: Mutex::default() };
-    let scenes: Vec<_> = options.scenes.iter().copied().filter(|scene| scenes::plan(scene, can).is_some()).collect();
-    let drawn = if options.sample { draw(options, &scenes) } else { scenes };
-    let counting: Vec<Case> = drawn.iter().map(|scene| Case { scene, strike: None }).collect();
+    let sweep = Sweep {
+        options,
+        can,
+        store: Arc::new(Mutex::new(store)),
+        tally: Mutex::default(),
+    };
+    let scenes: Vec<_> = options
+        .scenes
+        .iter()
+        .copied()
+        .filter(|scene| scenes::plan(scene, can).is_some())
+        .collect();
+    let drawn = if options.sample {
+        draw(options, &scenes)
+    } else {
+        scenes
+    };
+    let counting: Vec<Case> = drawn
+        .iter()
+        .map(|scene| Case {
+            scene,
+            strike: None,
+        })
+        .collect();
     // The first run of a scene loads scripts into a server of Redis.
     sweep.all(&counting);
     let counts = sweep.all(&counting);
-    let cases: Vec<Case> = counts.into_iter().flat_map(|(scene, packets)| cases(options, scene, packets)).collect();
+    let cases: Vec<Case> = counts
+        .into_iter()
+        .flat_map(|(scene, packets)| cases(options, scene, packets))
+        .collect();
     sweep.all(&cases);
     sweep.leftovers();
     Ok(sweep.tally.into_inner().expect("the tally"))
 }
 
 fn draw(options: &Options, scenes: &[&'static str]) -> Vec<&'static str> {
-    let nth = options.store.bytes().map(usize::from).sum::<usize>() + usize::try_from(options.seed).unwrap_or_default();
+    let nth = options.store.bytes().map(usize::from).sum::<usize>()
+        + usize::try_from(options.seed).unwrap_or_default();
     vec![scenes[nth % scenes.len()]]
 }
 
-/// Returns the cases of a scene. Its runs with a fault may exchange a packet more than the undisturbed one.
+/// Returns the cases of a scene. Its runs with a fault may exchange a packet more than the
+/// undisturbed one.
 fn cases(options: &Options, scene: &'static str, packets: usize) -> Vec<Case> {
-    let last = if options.last == 0 { packets + 1 } else { options.last };
+    let last = if options.last == 0 {
+        packets + 1
+    } else {
+        options.last
+    };
     let mut dice = Dice(options.seed.wrapping_mul(31) + packets as u64 + 1);
     let mut all = Vec::new();
     for (name, mode) in &options.modes {
-        let case = |packet| Case { scene, strike: Some((*name, *mode, packet)) };
-        let drawn = usize::try_from(dice.below(if options.sample { packets } else { options.step } as u64)).unwrap_or_default();
+        let case = |packet| Case {
+            scene,
+            strike: Some((*name, *mode, packet)),
+        };
+        let drawn = usize::try_from(dice.below(if options.sample {
+            packets
+        } else {
+            options.step
+        } as u64))
+        .unwrap_or_default();
         if options.sample {
             all.push(case(1 + drawn));
         } else {
-            all.extend((options.first + drawn..=last).step_by(options.step).map(case));
+            all.extend(
+                (options.first + drawn..=last)
+                    .step_by(options.step)
+                    .map(case),
+            );
         }
     }
     all
@@ -191,10 +269,23 @@ impl Sweep<'_> {
         let began = Instant::now();
         let plan = scenes::plan(case.scene, self.can).expect("a scene of this store");
         let (packets, arena) = self.arena();
-        let (facts, violations, kept) = round_played(&arena, &plan, &self.name(case), |round| played(round, &packets, case));
-        let statuses: Vec<String> = facts.runs.iter().map(|run| format!("{}={}", run.id / 100, run.code)).collect();
-        let (name, count, took) = (self.name(case), packets.count(), began.elapsed().as_secs_f64());
-        let line = format!("{name} of {count} packets: {} in {took:.1} s", statuses.join(" "));
+        let (facts, violations, kept) = round_played(&arena, &plan, &self.name(case), |round| {
+            played(round, &packets, case)
+        });
+        let statuses: Vec<String> = facts
+            .runs
+            .iter()
+            .map(|run| format!("{}={}", run.id / 100, run.code))
+            .collect();
+        let (name, count, took) = (
+            self.name(case),
+            packets.count(),
+            began.elapsed().as_secs_f64(),
+        );
+        let line = format!(
+            "{name} of {count} packets: {} in {took:.1} s",
+            statuses.join(" ")
+        );
         let mut tally = lock(&self.tally);
         tally.cases += 1;
         if let (Some((mode, ..)), Some(_), Some(a)) = (case.strike, packets.hit(), facts.run(0)) {
@@ -202,8 +293,16 @@ impl Sweep<'_> {
             *tally.statuses.entry((mode, a.code)).or_default() += 1;
         }
         if !violations.is_empty() {
-            let what: Vec<String> = violations.iter().map(|violation| format!("\n  {violation}")).collect();
-            let text = format!("{line}{}\n  records: {}\n  again: {}", what.concat(), kept.display(), self.again(case));
+            let what: Vec<String> = violations
+                .iter()
+                .map(|violation| format!("\n  {violation}"))
+                .collect();
+            let text = format!(
+                "{line}{}\n  records: {}\n  again: {}",
+                what.concat(),
+                kept.display(),
+                self.again(case)
+            );
             support::say(&text);
             tally.violations.push(text);
         } else if self.options.verbose {
@@ -213,13 +312,20 @@ impl Sweep<'_> {
     }
 
     fn name(&self, case: Case) -> String {
-        let (mode, number) = case.strike.map_or(("undisturbed", 0), |(mode, _, number)| (mode, number));
+        let (mode, number) = case
+            .strike
+            .map_or(("undisturbed", 0), |(mode, _, number)| (mode, number));
         format!("{}-{}-{mode}-{number}", self.options.store, case.scene)
     }
 
     fn again(&self, case: Case) -> String {
-        let only = case.strike.map_or_else(String::new, |(mode, _, number)| format!(" --modes {mode} --first {number} --last {number}"));
-        format!("tests/run --campaign --store {} --sweep --scenes {}{only}", self.options.store, case.scene)
+        let only = case.strike.map_or_else(String::new, |(mode, _, number)| {
+            format!(" --modes {mode} --first {number} --last {number}")
+        });
+        format!(
+            "tests/run --campaign --store {} --sweep --scenes {}{only}",
+            self.options.store, case.scene
+        )
     }
 
     /// When all cases have ended, no session or connection is left.
@@ -230,7 +336,9 @@ impl Sweep<'_> {
             left = store.left(&[]);
             left.is_empty()
         }) {
-            lock(&self.tally).violations.push(format!("left over on {}: {left:?}", self.options.store));
+            lock(&self.tally)
+                .violations
+                .push(format!("left over on {}: {left:?}", self.options.store));
         }
     }
 
@@ -248,7 +356,11 @@ impl Sweep<'_> {
 /// Runs all contenders of a case, with its fault.
 fn played(round: &Round<'_>, packets: &Packets, case: Case) -> Facts {
     if let Some((_, mode, packet)) = case.strike {
-        packets.arm(Strike { mode, packet, victim: Arc::clone(&round.slots) });
+        packets.arm(Strike {
+            mode,
+            packet,
+            victim: Arc::clone(&round.slots),
+        });
     }
     let last_seen = round.contend_all();
     if let (Some((from, until)), Some((_, mode, _))) = (packets.hit(), case.strike) {
@@ -259,7 +371,12 @@ fn played(round: &Round<'_>, packets: &Packets, case: Case) -> Facts {
             sleep(Duration::from_nanos(over - now()));
         }
         let run = fault.hits_one_run().then_some(0);
-        lock(&round.injected).push(InjectedFault { fault, from, until, run });
+        lock(&round.injected).push(InjectedFault {
+            fault,
+            from,
+            until,
+            run,
+        });
     }
     let mut facts = round.gather(&last_seen);
     // No server fails, so the next waiter starts when the lease is over, and no history is lost.

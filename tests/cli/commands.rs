@@ -10,7 +10,11 @@ use crate::lab::{Lab, without_days};
 fn json(lab: &Lab, arguments: &str) -> Value {
     let output = lab.run(arguments.split(' '));
     assert!(output.stderr.is_empty(), "{output:?}");
-    assert_eq!(std::str::from_utf8(&output.stdout).unwrap().lines().count(), 1, "{output:?}");
+    assert_eq!(
+        std::str::from_utf8(&output.stdout).unwrap().lines().count(),
+        1,
+        "{output:?}"
+    );
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["schema"], "dlock/1");
     assert_eq!(json["status"].as_i64(), output.status.code().map(i64::from));
@@ -22,16 +26,34 @@ fn a_lock_is_acquired_renewed_and_released() {
     let mut lab = Lab::new();
     let token = lab.line("acquire demo --ttl 5m --host lap --describe v2.3");
     assert_eq!(token.len(), 53);
-    lab.say("acquire demo --ttl 5m").say("acquire demo --ttl 5m -E 3").say("acquire demo --ttl 5m -q").say("acquire demo --ttl 5m -w .2");
-    lab.say("inspect demo").say("list").say("list dem").say("list x").say("list %");
+    lab.say("acquire demo --ttl 5m")
+        .say("acquire demo --ttl 5m -E 3")
+        .say("acquire demo --ttl 5m -q")
+        .say("acquire demo --ttl 5m -w .2");
+    lab.say("inspect demo")
+        .say("list")
+        .say("list dem")
+        .say("list x")
+        .say("list %");
     lab.note("a token that nobody has");
     let stale = "00000000-0000-4000-8000-000000000000.0000000000000000";
-    lab.say_args(&["renew", "demo", "--token", stale]).say_args(&["release", "demo", "--token", stale]);
-    lab.note("a renewal never shortens").say_args(&["renew", "demo", "--token", &token, "--ttl", "10"]);
-    lab.say_args(&["renew", "demo", "--token", &token]).say_args(&["renew", "demo", "--token", &token, "--ttl", "10m"]);
-    lab.note("without a length it is content with a longer lease").say_args(&["renew", "demo", "--token", &token]);
-    lab.say_args(&["release", "demo", "--token", &token]).say_args(&["release", "demo", "--token", &token]);
-    lab.say("inspect demo").say("list").say("init").say("init --print").say("gc").say("gc --older-than x").say("gc --older-than 90d");
+    lab.say_args(&["renew", "demo", "--token", stale])
+        .say_args(&["release", "demo", "--token", stale]);
+    lab.note("a renewal never shortens")
+        .say_args(&["renew", "demo", "--token", &token, "--ttl", "10"]);
+    lab.say_args(&["renew", "demo", "--token", &token])
+        .say_args(&["renew", "demo", "--token", &token, "--ttl", "10m"]);
+    lab.note("without a length it is content with a longer lease")
+        .say_args(&["renew", "demo", "--token", &token]);
+    lab.say_args(&["release", "demo", "--token", &token])
+        .say_args(&["release", "demo", "--token", &token]);
+    lab.say("inspect demo")
+        .say("list")
+        .say("init")
+        .say("init --print")
+        .say("gc")
+        .say("gc --older-than x")
+        .say("gc --older-than 90d");
     let text = redacted(&lab.transcript(), &token);
     assert!(!text.contains(&token));
     assert_data_eq!(text, file!["snapshots/commands.txt"]);
@@ -41,7 +63,9 @@ fn a_lock_is_acquired_renewed_and_released() {
 fn is_age(word: &str) -> bool {
     let word = word.trim_end_matches([',', ':']);
     let digits = word.trim_end_matches(['s', 'm', 'h', 'd']);
-    word.len() == digits.len() + 1 && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
+    word.len() == digits.len() + 1
+        && !digits.is_empty()
+        && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
 /// Replaces everything that differs between runs.
@@ -50,8 +74,10 @@ fn redacted(text: &str, token: &str) -> String {
     for line in without_days(text).replace(token, "[TOKEN]").lines() {
         let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         for index in 0..words.len() {
-            let number = words[index].bytes().all(|b| b.is_ascii_digit()) && !words[index].is_empty();
-            let is_short_fence = words[index].starts_with('…') || (index > 0 && words[index - 1] == "--fence" && words[index].len() >= 4);
+            let number =
+                words[index].bytes().all(|b| b.is_ascii_digit()) && !words[index].is_empty();
+            let is_short_fence = words[index].starts_with('…')
+                || (index > 0 && words[index - 1] == "--fence" && words[index].len() >= 4);
             if (number && words[index].len() > 12) || is_short_fence {
                 words[index] = "[FENCE]".into();
             } else if number && index > 0 && words[index - 1] == "pid" {
@@ -68,7 +94,8 @@ fn redacted(text: &str, token: &str) -> String {
         out += line.trim_end();
         out.push('\n');
     }
-    // The width of the columns depends on the replaced text; their alignment is tested with the tables.
+    // The width of the columns depends on the replaced text; their alignment is tested with the
+    // tables.
     while out.contains("    ") {
         out = out.replace("    ", "   ");
     }
@@ -79,24 +106,55 @@ fn redacted(text: &str, token: &str) -> String {
 fn json_has_the_same_content() {
     let lab = Lab::new();
     let free = json(&lab, "inspect demo --json");
-    assert_eq!((&free["result"], &free["held"], &free["holders"]), (&"ok".into(), &false.into(), &Value::Array(vec![])));
+    assert_eq!(
+        (&free["result"], &free["held"], &free["holders"]),
+        (&"ok".into(), &false.into(), &Value::Array(vec![]))
+    );
     assert_eq!(json(&lab, "list --json")["locks"], Value::Array(vec![]));
     let granted = json(&lab, "acquire demo --ttl 90 --json --host lap");
-    assert_eq!((&granted["result"], &granted["ttl_ms"]), (&"ok".into(), &90_000.into()));
+    assert_eq!(
+        (&granted["result"], &granted["ttl_ms"]),
+        (&"ok".into(), &90_000.into())
+    );
     let token = granted["token"].as_str().unwrap();
     let busy = json(&lab, "acquire demo --ttl 90 --json");
-    assert_eq!((&busy["result"], &busy["status"], &busy["holders"][0]["host"]), (&"busy".into(), &75.into(), &"lap".into()));
+    assert_eq!(
+        (
+            &busy["result"],
+            &busy["status"],
+            &busy["holders"][0]["host"]
+        ),
+        (&"busy".into(), &75.into(), &"lap".into())
+    );
     let held = json(&lab, "inspect demo --json");
     assert_eq!(
-        (&held["held"], &held["holders"][0]["fence"], &held["holders"][0]["detached"]),
+        (
+            &held["held"],
+            &held["holders"][0]["fence"],
+            &held["holders"][0]["detached"]
+        ),
         (&true.into(), &granted["fence"], &true.into())
     );
-    assert!(held["holders"][0]["since"].as_str().is_some_and(|since| since.ends_with('Z')), "{held}");
+    assert!(
+        held["holders"][0]["since"]
+            .as_str()
+            .is_some_and(|since| since.ends_with('Z')),
+        "{held}"
+    );
     assert!(!held.to_string().contains(token), "a token is never shown");
     assert_eq!(json(&lab, "list --json")["locks"][0]["key"], "demo");
-    assert_eq!(json(&lab, &format!("renew demo --json --token {token}"))["fence"], granted["fence"]);
-    assert_eq!(json(&lab, &format!("release demo --json --token {token}"))["holds"], 0);
-    assert_eq!(json(&lab, &format!("release demo --json --token {token}"))["result"], "not_held");
+    assert_eq!(
+        json(&lab, &format!("renew demo --json --token {token}"))["fence"],
+        granted["fence"]
+    );
+    assert_eq!(
+        json(&lab, &format!("release demo --json --token {token}"))["holds"],
+        0
+    );
+    assert_eq!(
+        json(&lab, &format!("release demo --json --token {token}"))["result"],
+        "not_held"
+    );
     assert_eq!(json(&lab, "init --json")["result"], "ok");
 }
 
@@ -106,16 +164,37 @@ fn tokens_come_from_files_stdin_and_the_environment() {
     let token = lab.line("acquire k --ttl 60");
     let path = lab.write("token", 0o600, &format!("{token}\n"));
     lab.line(&format!("renew k --token @{}", path.display()));
-    let mut child = lab.dlock(["renew", "k", "--token", "@-"]).stdin(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(token.as_bytes()).unwrap();
+    let mut child = lab
+        .dlock(["renew", "k", "--token", "@-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(token.as_bytes())
+        .unwrap();
     assert!(child.wait().unwrap().success());
 
     lab.set("DLOCK_TOKEN", &token);
-    assert_eq!(lab.run(["renew"]).status.code(), Some(64), "a token without its key");
-    assert_eq!(lab.run(["renew", "k"]).status.code(), Some(64), "a key from one place and a token from the other");
+    assert_eq!(
+        lab.run(["renew"]).status.code(),
+        Some(64),
+        "a token without its key"
+    );
+    assert_eq!(
+        lab.run(["renew", "k"]).status.code(),
+        Some(64),
+        "a key from one place and a token from the other"
+    );
     lab.set("DLOCK_KEY", "k");
     assert_eq!(lab.run(["renew"]).status.code(), Some(0));
-    assert_eq!(lab.run(["inspect"]).status.code(), Some(64), "only renew and release read these variables");
+    assert_eq!(
+        lab.run(["inspect"]).status.code(),
+        Some(64),
+        "only renew and release read these variables"
+    );
     assert_eq!(lab.run(["run", "--", "true"]).status.code(), Some(64));
     assert_eq!(lab.run(["release"]).status.code(), Some(0));
     assert_eq!(lab.run(["release"]).status.code(), Some(77));
@@ -128,7 +207,10 @@ fn a_stale_token_does_not_affect_the_new_holder() {
     let new = lab.line("acquire k --ttl 60 -w 10");
     assert_ne!(old, new);
     for command in ["renew", "release"] {
-        assert_eq!(lab.run([command, "k", "--token", &old]).status.code(), Some(77));
+        assert_eq!(
+            lab.run([command, "k", "--token", &old]).status.code(),
+            Some(77)
+        );
     }
     assert_eq!(json(&lab, "inspect k --json")["held"], true);
     lab.line(&format!("release k --token {new}"));
@@ -137,14 +219,37 @@ fn a_stale_token_does_not_affect_the_new_holder() {
 #[test]
 fn odd_keys_are_distinct_and_listed_literally() {
     let lab = Lab::new();
-    let keys =
-        ["../x", ".", "/zookeeper/x", "a{b}c", "{}", "job", "JOB", "job ", "a", "a/b", "%", "%25", "_", "*", "é", "e\u{301}", "-n", "日本"];
+    let keys = [
+        "../x",
+        ".",
+        "/zookeeper/x",
+        "a{b}c",
+        "{}",
+        "job",
+        "JOB",
+        "job ",
+        "a",
+        "a/b",
+        "%",
+        "%25",
+        "_",
+        "*",
+        "é",
+        "e\u{301}",
+        "-n",
+        "日本",
+    ];
     for key in keys {
         let output = lab.run(["acquire", "--ttl", "60", "--", key]);
         assert!(output.status.success(), "{key:?}: {output:?}");
     }
     let all = json(&lab, "list --json");
-    let mut listed: Vec<&str> = all["locks"].as_array().unwrap().iter().map(|lock| lock["key"].as_str().unwrap()).collect();
+    let mut listed: Vec<&str> = all["locks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|lock| lock["key"].as_str().unwrap())
+        .collect();
     assert!(listed.is_sorted(), "{listed:?}");
     listed.sort_unstable();
     let mut expected = keys.to_vec();
@@ -153,7 +258,11 @@ fn odd_keys_are_distinct_and_listed_literally() {
     for (start, count) in [("%", 2), ("_", 1), ("*", 1), ("job", 2), ("a", 3), ("-", 1)] {
         let output = lab.run(["list", "--json", "--", start]);
         let listed: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(listed["locks"].as_array().map(Vec::len), Some(count), "{start}");
+        assert_eq!(
+            listed["locks"].as_array().map(Vec::len),
+            Some(count),
+            "{start}"
+        );
     }
 }
 
@@ -161,13 +270,32 @@ fn odd_keys_are_distinct_and_listed_literally() {
 fn foreign_metadata_is_escaped() {
     let lab = Lab::new();
     let note = "x\u{202e}\u{200b}y";
-    assert!(lab.run(["acquire", "k", "--ttl", "60", "--describe", note, "--host", "h\u{202e}"]).status.success());
+    assert!(
+        lab.run([
+            "acquire",
+            "k",
+            "--ttl",
+            "60",
+            "--describe",
+            note,
+            "--host",
+            "h\u{202e}"
+        ])
+        .status
+        .success()
+    );
     for command in ["inspect k", "list", "acquire k --ttl 5"] {
         let output = lab.run(command.split(' '));
         let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-        assert!(text.contains(r"\u{202e}") && !text.contains('\u{202e}') && !text.contains('\u{200b}'), "{text}");
+        assert!(
+            text.contains(r"\u{202e}") && !text.contains('\u{202e}') && !text.contains('\u{200b}'),
+            "{text}"
+        );
     }
-    assert_eq!(json(&lab, "inspect k --json")["holders"][0]["description"], note);
+    assert_eq!(
+        json(&lab, "inspect k --json")["holders"][0]["description"],
+        note
+    );
 }
 
 #[test]
@@ -175,7 +303,15 @@ fn no_metadata_stores_none() {
     let lab = Lab::new();
     lab.line("acquire k --ttl 60 --no-metadata");
     let lock = json(&lab, "inspect k --json");
-    for field in ["host", "user", "pid", "boot_id", "pid_ns", "command", "description"] {
+    for field in [
+        "host",
+        "user",
+        "pid",
+        "boot_id",
+        "pid_ns",
+        "command",
+        "description",
+    ] {
         assert!(lock["holders"][0][field].is_null(), "{field}: {lock}");
     }
 }
@@ -184,17 +320,34 @@ fn no_metadata_stores_none() {
 fn a_signal_ends_the_wait_and_leaves_no_waiter() {
     let lab = Lab::new();
     let token = lab.line("acquire k --ttl 60");
-    for (signal, number) in [(rustix::process::Signal::TERM, 15), (rustix::process::Signal::INT, 2), (rustix::process::Signal::HUP, 1)] {
-        let child = lab.dlock(["acquire", "k", "--ttl", "60", "--wait", "forever", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
-        while json(&lab, "inspect k --json")["waiters"].as_array().is_none_or(Vec::is_empty) {
+    for (signal, number) in [
+        (rustix::process::Signal::TERM, 15),
+        (rustix::process::Signal::INT, 2),
+        (rustix::process::Signal::HUP, 1),
+    ] {
+        let child = lab
+            .dlock(["acquire", "k", "--ttl", "60", "--wait", "forever", "--json"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        while json(&lab, "inspect k --json")["waiters"]
+            .as_array()
+            .is_none_or(Vec::is_empty)
+        {
             thread::sleep(Duration::from_millis(10));
         }
         rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(128 + number));
         let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!((&said["result"], &said["signal"]), (&"interrupted".into(), &number.into()));
-        assert_eq!(json(&lab, "inspect k --json")["waiters"], Value::Array(vec![]));
+        assert_eq!(
+            (&said["result"], &said["signal"]),
+            (&"interrupted".into(), &number.into())
+        );
+        assert_eq!(
+            json(&lab, "inspect k --json")["waiters"],
+            Value::Array(vec![])
+        );
     }
     lab.line(&format!("release k --token {token}"));
     assert_eq!(json(&lab, "inspect k --json")["held"], false);

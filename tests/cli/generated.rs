@@ -6,19 +6,28 @@ use crate::lab::Lab;
 
 fn compare(arguments: &[&str], file: &str) {
     let output = Lab::new().run(arguments);
-    assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}: {output:?}");
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{arguments:?}: {output:?}"
+    );
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     if std::env::var("SNAPSHOTS").is_ok_and(|value| value == "overwrite") {
         std::fs::write(&path, &output.stdout).unwrap();
     }
-    assert_data_eq!(String::from_utf8(output.stdout).unwrap(), Data::read_from(&path, None).raw());
+    assert_data_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        Data::read_from(&path, None).raw()
+    );
 }
 
 /// Returns the names of all pages except dlock's own: the commands, then the topics.
 pub fn pages(lab: &Lab) -> Vec<String> {
     let refused = lab.run(["man", "nope"]);
     let text = String::from_utf8(refused.stderr).unwrap();
-    let names = text.lines().find_map(|line| line.strip_prefix("hint: it is one of ")).expect("the names");
+    let names = text
+        .lines()
+        .find_map(|line| line.strip_prefix("hint: it is one of "))
+        .expect("the names");
     names.split(", ").map(str::to_owned).collect()
 }
 
@@ -35,7 +44,9 @@ fn man_pages() {
         expected.push(format!("dlock-{page}.{section}"));
     }
     let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/man")).unwrap();
-    let mut found: Vec<String> = folder.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    let mut found: Vec<String> = folder
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect();
     found.sort();
     expected.sort();
     assert_eq!(found, expected);
@@ -43,7 +54,12 @@ fn man_pages() {
 
 #[test]
 fn completions() {
-    for (shell, file) in [("bash", "dlock.bash"), ("elvish", "dlock.elv"), ("fish", "dlock.fish"), ("zsh", "_dlock")] {
+    for (shell, file) in [
+        ("bash", "dlock.bash"),
+        ("elvish", "dlock.elv"),
+        ("fish", "dlock.fish"),
+        ("zsh", "_dlock"),
+    ] {
         compare(&["completions", shell], &format!("completions/{file}"));
     }
 }

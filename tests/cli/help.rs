@@ -1,4 +1,5 @@
-//! `-h` fits a terminal of 80 columns and 24 lines with the next prompt. `--help` and `dlock help` list all options.
+//! `-h` fits a terminal of 80 columns and 24 lines with the next prompt. `--help` and `dlock help`
+//! list all options.
 
 use snapbox::{assert_data_eq, file};
 
@@ -35,7 +36,11 @@ fn screens() {
     let text = lab.transcript();
     for screen in text.split("[0]\n") {
         let lines: Vec<&str> = screen.trim().lines().skip(1).collect();
-        assert!(lines.len() <= 23 && lines.iter().all(|line| line.chars().count() <= 80), "{} lines:\n{screen}", lines.len());
+        assert!(
+            lines.len() <= 23 && lines.iter().all(|line| line.chars().count() <= 80),
+            "{} lines:\n{screen}",
+            lines.len()
+        );
     }
     assert_data_eq!(text, file!["snapshots/help.txt"].raw());
     lab.assert_untouched();
@@ -58,9 +63,18 @@ fn help_is_a_command_and_a_command_keeps_its_own_help_option() {
     for command in COMMANDS {
         let all = lab.run([command, "--help"]).stdout;
         assert_eq!(lab.run(["help", command]).stdout, all, "{command}");
-        assert!(String::from_utf8(all).unwrap().contains("--namespace"), "{command}");
+        assert!(
+            String::from_utf8(all).unwrap().contains("--namespace"),
+            "{command}"
+        );
     }
-    assert_eq!(lab.line("run -k x -- echo --help -h --json -V"), "--help -h --json -V");
+    assert_eq!(
+        lab.line("run -k x -- echo --help -h --json -V"),
+        "--help -h --json -V"
+    );
     assert_eq!(lab.line("run -k x echo -k y -- -n"), "-k y -- -n");
-    assert_eq!(lab.line("--version"), format!("dlock {}", env!("CARGO_PKG_VERSION")));
+    assert_eq!(
+        lab.line("--version"),
+        format!("dlock {}", env!("CARGO_PKG_VERSION"))
+    );
 }

@@ -15,11 +15,22 @@ use crate::lab::Lab;
 /// Starts `dlock hold`, waits until it holds the lock, and returns its output.
 fn hold(lab: &Lab, arguments: &str, stdin: Stdio) -> (Child, Value) {
     let mut command = lab.dlock(arguments.split(' '));
-    let mut child = command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command
+        .stdin(stdin)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    let taken: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"));
-    assert_eq!((&taken["schema"], &taken["result"]), (&"dlock/1".into(), &"ok".into()));
+    BufReader::new(child.stdout.as_mut().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let taken: Value =
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"));
+    assert_eq!(
+        (&taken["schema"], &taken["result"]),
+        (&"dlock/1".into(), &"ok".into())
+    );
     (child, taken)
 }
 
@@ -33,13 +44,21 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
         thread::sleep(Duration::from_millis(5));
     };
     let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
     (status.code(), said)
 }
 
 fn verified(lab: &Lab, token: &str) -> (i32, Value) {
     let output = lab.run(["verify", "job", "--token", token, "--json"]);
-    (output.status.code().unwrap(), serde_json::from_slice(&output.stdout).unwrap())
+    (
+        output.status.code().unwrap(),
+        serde_json::from_slice(&output.stdout).unwrap(),
+    )
 }
 
 fn signal(child: &Child, signal: rustix::process::Signal) {
@@ -50,7 +69,12 @@ fn signal(child: &Child, signal: rustix::process::Signal) {
 #[test]
 fn the_json_is_printed_even_if_stdin_has_ended() {
     let lab = Lab::new();
-    let mut child = lab.dlock(["hold", "job", "--json"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = lab
+        .dlock(["hold", "job", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     drop(child.stdin.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
@@ -64,8 +88,14 @@ fn a_lock_is_held_until_stdin_ends() {
     let token = taken["token"].as_str().unwrap();
     let (status, held) = verified(&lab, token);
     assert_eq!((status, &held["result"]), (0, &"ok".into()));
-    assert!((1..=5000).contains(&held["expires_in_ms"].as_u64().unwrap()), "{held}");
-    assert_eq!(lab.run(["hold", "job", "--until-signal"]).status.code(), Some(75));
+    assert!(
+        (1..=5000).contains(&held["expires_in_ms"].as_u64().unwrap()),
+        "{held}"
+    );
+    assert_eq!(
+        lab.run(["hold", "job", "--until-signal"]).status.code(),
+        Some(75)
+    );
     // dlock discards its stdin.
     std::io::Write::write_all(child.stdin.as_mut().unwrap(), &[b'x'; 100_000]).unwrap();
     assert_eq!(verified(&lab, token).0, 0);
@@ -73,22 +103,35 @@ fn a_lock_is_held_until_stdin_ends() {
     assert_eq!(ended(child), (Some(0), String::new()));
     let (status, held) = verified(&lab, token);
     assert_eq!((status, &held["result"]), (77, &"not_held".into()));
-    assert_eq!(lab.run(["run", "-k", "job", "--", "true"]).status.code(), Some(0));
+    assert_eq!(
+        lab.run(["run", "-k", "job", "--", "true"]).status.code(),
+        Some(0)
+    );
 }
 
 #[test]
 fn a_hold_is_renewed_and_released_on_a_signal() {
     let lab = Lab::new();
-    for (arguments, status) in [("hold job --ttl 3s --until-signal", 0), ("hold job --ttl 3s", 143)] {
+    for (arguments, status) in [
+        ("hold job --ttl 3s --until-signal", 0),
+        ("hold job --ttl 3s", 143),
+    ] {
         // A stdin that doesn't end first.
         let (mut child, taken) = hold(&lab, arguments, Stdio::piped());
         let stdin = child.stdin.take();
         // Longer than the lease without renewals.
         thread::sleep(Duration::from_millis(3500));
-        assert_eq!(verified(&lab, taken["token"].as_str().unwrap()).0, 0, "{arguments}");
+        assert_eq!(
+            verified(&lab, taken["token"].as_str().unwrap()).0,
+            0,
+            "{arguments}"
+        );
         signal(&child, rustix::process::Signal::TERM);
         assert_eq!(ended(child), (Some(status), String::new()), "{arguments}");
-        assert_eq!(lab.run(["run", "-k", "job", "--", "true"]).status.code(), Some(0));
+        assert_eq!(
+            lab.run(["run", "-k", "job", "--", "true"]).status.code(),
+            Some(0)
+        );
         drop(stdin);
     }
 }
@@ -97,12 +140,19 @@ fn a_hold_is_renewed_and_released_on_a_signal() {
 fn a_hold_lasts_as_long_as_a_process() {
     let lab = Lab::new();
     let mut other = Command::new("sleep").arg("60").spawn().unwrap();
-    let (child, taken) = hold(&lab, &format!("hold job --while-pid {}", other.id()), Stdio::null());
+    let (child, taken) = hold(
+        &lab,
+        &format!("hold job --while-pid {}", other.id()),
+        Stdio::null(),
+    );
     assert_eq!(verified(&lab, taken["token"].as_str().unwrap()).0, 0);
     other.kill().unwrap();
     other.wait().unwrap();
     assert_eq!(ended(child), (Some(0), String::new()));
-    assert_eq!(lab.run(["run", "-k", "job", "--", "true"]).status.code(), Some(0));
+    assert_eq!(
+        lab.run(["run", "-k", "job", "--", "true"]).status.code(),
+        Some(0)
+    );
     // A process that is already dead holds nothing.
     let run = lab.run(["hold", "job", "--while-pid", &other.id().to_string()]);
     assert_eq!(run.status.code(), Some(64), "{run:?}");
@@ -111,8 +161,19 @@ fn a_hold_lasts_as_long_as_a_process() {
     let (mut holder, _) = hold(&lab, "hold job", Stdio::piped());
     let mut other = Command::new("sleep").arg("0.3").spawn().unwrap();
     let began = Instant::now();
-    let run = lab.run(["hold", "job", "-w", "30", "--while-pid", &other.id().to_string()]);
-    assert_eq!((run.status.code(), run.stdout.len()), (Some(64), 0), "{run:?}");
+    let run = lab.run([
+        "hold",
+        "job",
+        "-w",
+        "30",
+        "--while-pid",
+        &other.id().to_string(),
+    ]);
+    assert_eq!(
+        (run.status.code(), run.stdout.len()),
+        (Some(64), 0),
+        "{run:?}"
+    );
     assert!(began.elapsed() < Duration::from_secs(10));
     other.wait().unwrap();
     drop(holder.stdin.take());
@@ -124,26 +185,44 @@ fn a_lost_lock_is_reported() {
     let lab = Lab::new();
     let (mut child, taken) = hold(&lab, "hold job --ttl 3s", Stdio::piped());
     let stdin = child.stdin.take();
-    let given_away = lab.run(["release", "job", "--token", taken["token"].as_str().unwrap()]);
+    let given_away = lab.run([
+        "release",
+        "job",
+        "--token",
+        taken["token"].as_str().unwrap(),
+    ]);
     assert_eq!(given_away.status.code(), Some(0), "{given_away:?}");
     let (status, said) = ended(child);
     assert_eq!(status, Some(76), "{said}");
-    assert!(said.starts_with("dlock: job: the lock was lost") && said.contains("\nhint: "), "{said}");
+    assert!(
+        said.starts_with("dlock: job: the lock was lost") && said.contains("\nhint: "),
+        "{said}"
+    );
     drop(stdin);
 }
 
 #[test]
 fn a_stdin_that_never_ends_is_refused() {
     let mut lab = Lab::new();
-    for arguments in ["hold job", "hold job --while-pid x", "hold job --while-pid 0", "hold job --while-pid 1 --until-signal"] {
+    for arguments in [
+        "hold job",
+        "hold job --while-pid x",
+        "hold job --while-pid 0",
+        "hold job --while-pid 1 --until-signal",
+    ] {
         lab.say(arguments);
     }
     assert!(!lab.path("store.db").exists(), "the store was not used");
-    lab.say("verify job").say("verify").say("verify job --token x").say("verify job -q").say("verify job --json");
+    lab.say("verify job")
+        .say("verify")
+        .say("verify job --token x")
+        .say("verify job -q")
+        .say("verify job --json");
     snapbox::assert_data_eq!(lab.transcript(), snapbox::file!["snapshots/hold.txt"]);
 }
 
-/// A script that acquires its own lock: started twice at once in each shell, it runs once at a time.
+/// A script that acquires its own lock: started twice at once in each shell, it runs once at a
+/// time.
 #[test]
 fn a_script_runs_itself_under_a_lock() {
     for shell in ["/bin/sh", "bash", "zsh"] {
@@ -152,14 +231,29 @@ fn a_script_runs_itself_under_a_lock() {
         let script = format!(
             "#!{}\n'{dlock}' verify -qk job || exec '{dlock}' run -k job -w 30 -- \"$0\" \"$@\"\n\
              mkdir busy || exit 9\necho \"$1\" >> done\nsleep 0.2\nrmdir busy\n'{dlock}' verify job || exit 8\n",
-            if shell == "/bin/sh" { shell.to_owned() } else { format!("/usr/bin/env {shell}") }
+            if shell == "/bin/sh" {
+                shell.to_owned()
+            } else {
+                format!("/usr/bin/env {shell}")
+            }
         );
         let path = lab.write("job.sh", 0o755, &script);
         let start = |word: &str| {
             let mut command = lab.dlock([""; 0]);
-            let env: Vec<_> = command.get_envs().map(|(name, value)| (name.to_owned(), value.unwrap().to_owned())).collect();
+            let env: Vec<_> = command
+                .get_envs()
+                .map(|(name, value)| (name.to_owned(), value.unwrap().to_owned()))
+                .collect();
             command = Command::new(&path);
-            command.arg(word).env_clear().envs(env).stdin(Stdio::null()).current_dir(lab.path("")).stderr(Stdio::piped()).spawn().unwrap()
+            command
+                .arg(word)
+                .env_clear()
+                .envs(env)
+                .stdin(Stdio::null())
+                .current_dir(lab.path(""))
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
         };
         for child in [start("a b"), start("c")] {
             assert_eq!(ended(child), (Some(0), String::new()), "{shell}");
@@ -169,7 +263,8 @@ fn a_script_runs_itself_under_a_lock() {
     }
 }
 
-/// A bash script takes the lock through a coprocess, which reports the grant and releases the lock when the script ends.
+/// A bash script takes the lock through a coprocess, which reports the grant and releases the lock
+/// when the script ends.
 #[test]
 fn a_coprocess_holds_a_lock_for_a_script() {
     let lab = Lab::new();
@@ -178,11 +273,24 @@ fn a_coprocess_holds_a_lock_for_a_script() {
         env!("CARGO_BIN_EXE_dlock")
     );
     let mut command = lab.dlock([""; 0]);
-    let env: Vec<_> = command.get_envs().map(|(name, value)| (name.to_owned(), value.unwrap().to_owned())).collect();
+    let env: Vec<_> = command
+        .get_envs()
+        .map(|(name, value)| (name.to_owned(), value.unwrap().to_owned()))
+        .collect();
     command = Command::new("bash");
-    let output = command.args(["-c", &script]).env_clear().envs(env).stdin(Stdio::null()).output().unwrap();
+    let output = command
+        .args(["-c", &script])
+        .env_clear()
+        .envs(env)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.starts_with("75 {\"schema\":\"dlock/1\",\"result\":\"ok\""), "{said} {:?}", output.stderr);
+    assert!(
+        said.starts_with("75 {\"schema\":\"dlock/1\",\"result\":\"ok\""),
+        "{said} {:?}",
+        output.stderr
+    );
     let until = Instant::now() + Duration::from_secs(10);
     while lab.run(["run", "-k", "job", "--", "true"]).status.code() != Some(0) {
         assert!(Instant::now() < until, "the lock is still held");
@@ -190,19 +298,41 @@ fn a_coprocess_holds_a_lock_for_a_script() {
     }
 }
 
-/// Starts a shell with job control on a terminal, and returns it with the user's side of the terminal.
+/// Starts a shell with job control on a terminal, and returns it with the user's side of the
+/// terminal.
 fn on_terminal(lab: &Lab, script: &str) -> (Child, std::fs::File) {
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     let user = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&user).unwrap();
     unlockpt(&user).unwrap();
     let name = ptsname(&user, Vec::new()).unwrap();
-    let line = || Stdio::from(std::fs::File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap());
+    let line = || {
+        Stdio::from(
+            std::fs::File::options()
+                .read(true)
+                .write(true)
+                .open(name.to_str().unwrap())
+                .unwrap(),
+        )
+    };
     let of_dlock = lab.dlock([""; 0]);
-    let env: Vec<_> = of_dlock.get_envs().map(|(name, value)| (name.to_owned(), value.unwrap().to_owned())).collect();
+    let env: Vec<_> = of_dlock
+        .get_envs()
+        .map(|(name, value)| (name.to_owned(), value.unwrap().to_owned()))
+        .collect();
     let mut command = Command::new("setsid");
-    command.args(["--ctty", "bash", "-c", script]).env_clear().envs(env).env("D", env!("CARGO_BIN_EXE_dlock"));
-    let child = command.current_dir(lab.path("")).stdin(line()).stdout(line()).stderr(line()).spawn().unwrap();
+    command
+        .args(["--ctty", "bash", "-c", script])
+        .env_clear()
+        .envs(env)
+        .env("D", env!("CARGO_BIN_EXE_dlock"));
+    let child = command
+        .current_dir(lab.path(""))
+        .stdin(line())
+        .stdout(line())
+        .stderr(line())
+        .spawn()
+        .unwrap();
     (child, std::fs::File::from(user))
 }
 
@@ -225,10 +355,20 @@ fn a_key_press_does_not_stop_a_background_hold() {
     assert!(!stat.contains(") T "), "{stat}");
     let taken: Value = serde_json::from_str(&read("taken")).unwrap();
     assert_eq!(verified(&lab, taken["token"].as_str().unwrap()).0, 0);
-    assert!(read("said").contains("in the background"), "{}", read("said"));
-    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::TERM).unwrap();
+    assert!(
+        read("said").contains("in the background"),
+        "{}",
+        read("said")
+    );
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid).unwrap(),
+        rustix::process::Signal::TERM,
+    )
+    .unwrap();
     let until = Instant::now() + Duration::from_secs(20);
-    while std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
+    while std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.contains(") Z "))
+    {
         assert!(Instant::now() < until, "dlock doesn't end");
         thread::sleep(Duration::from_millis(10));
     }

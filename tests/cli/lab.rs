@@ -20,10 +20,17 @@ impl Lab {
     pub fn new() -> Self {
         // Not under /tmp, which may be a memory file system, where secrets may have any mode.
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let mut lab = Self { folder, env: Vec::new(), text: String::new() };
+        let mut lab = Self {
+            folder,
+            env: Vec::new(),
+            text: String::new(),
+        };
         let store = format!("sqlite://{}", lab.path("store.db").display());
         let home = lab.path("");
-        lab.set("PATH", "/usr/bin:/bin").set("HOME", home.as_os_str()).set("TZ", "UTC").set("DLOCK_BACKEND", store);
+        lab.set("PATH", "/usr/bin:/bin")
+            .set("HOME", home.as_os_str())
+            .set("TZ", "UTC")
+            .set("DLOCK_BACKEND", store);
         lab
     }
 
@@ -48,7 +55,11 @@ impl Lab {
 
     pub fn dlock<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_dlock"));
-        command.args(arguments).env_clear().envs(self.env.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
+        command
+            .args(arguments)
+            .env_clear()
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null());
         command
     }
 
@@ -61,7 +72,10 @@ impl Lab {
     pub fn line(&self, arguments: &str) -> String {
         let output = self.run(arguments.split(' '));
         assert!(output.status.success(), "{arguments}: {output:?}");
-        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .trim_end()
+            .to_owned()
     }
 
     /// Adds a run of `dlock` with these words to the transcript.
@@ -73,8 +87,15 @@ impl Lab {
     /// Adds a run of `dlock` with these arguments to the transcript.
     pub fn say_args<S: AsRef<OsStr>>(&mut self, arguments: &[S]) -> &mut Self {
         let output = self.run(arguments);
-        let shown: String =
-            arguments.iter().map(|argument| format!(" {}", quoted(argument.as_ref(), &self.folder.path().to_string_lossy()))).collect();
+        let shown: String = arguments
+            .iter()
+            .map(|argument| {
+                format!(
+                    " {}",
+                    quoted(argument.as_ref(), &self.folder.path().to_string_lossy())
+                )
+            })
+            .collect();
         self.add(&format!("$ dlock{shown}\n"), &output)
     }
 
@@ -89,26 +110,41 @@ impl Lab {
         for stream in [&output.stdout, &output.stderr] {
             entry += std::str::from_utf8(stream).expect("output is UTF-8");
         }
-        let status = output.status.code().map_or_else(|| output.status.to_string(), |status| status.to_string());
+        let status = output
+            .status
+            .code()
+            .map_or_else(|| output.status.to_string(), |status| status.to_string());
         self.text += &format!("{entry}[{status}]\n\n");
         self
     }
 
     /// Returns the transcript, with this folder's name replaced.
     pub fn transcript(&self) -> String {
-        self.text.replace(&*self.folder.path().to_string_lossy(), "[LAB]")
+        self.text
+            .replace(&*self.folder.path().to_string_lossy(), "[LAB]")
     }
 
     /// Asserts that no file of the store exists.
     pub fn assert_untouched(&self) {
-        assert!(!self.path("store.db").exists() && !self.path("store.db.lock").exists(), "the store was touched");
+        assert!(
+            !self.path("store.db").exists() && !self.path("store.db.lock").exists(),
+            "the store was touched"
+        );
     }
 }
 
 fn quoted(argument: &OsStr, folder: &str) -> String {
     let text = argument.to_string_lossy().replace(folder, "[LAB]");
-    let text = if text.len() > 60 { format!("{}...", &text[..20]) } else { text };
-    if text.is_empty() || text.contains(|c: char| c.is_control() || " '\"\u{fffd}".contains(c)) { format!("{text:?}") } else { text }
+    let text = if text.len() > 60 {
+        format!("{}...", &text[..20])
+    } else {
+        text
+    };
+    if text.is_empty() || text.contains(|c: char| c.is_control() || " '\"\u{fffd}".contains(c)) {
+        format!("{text:?}")
+    } else {
+        text
+    }
 }
 
 /// Copies the binary to a place where every user can execute it.
@@ -121,7 +157,9 @@ pub fn copy_of_dlock(folder: &Path) -> PathBuf {
 /// Removes the weekdays of times that are not today, because a few minutes may cross midnight.
 pub fn without_days(text: &str) -> String {
     const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
-    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    const MONTHS: [&str; 12] = [
+        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+    ];
     let line = |line: &str| {
         let mut kept = Vec::new();
         let mut words = line.split(' ').peekable();

@@ -35,20 +35,47 @@ fn acquire_prints_one_token_per_key_in_order() {
     let lab = Lab::new();
     let taken = lab.run(["acquire", "-k", "b", "-k", "a b", "--ttl", "30s"]);
     assert_eq!(taken.status.code(), Some(0), "{taken:?}");
-    let lines: Vec<_> = std::str::from_utf8(&taken.stdout).unwrap().lines().collect();
-    let pairs: Vec<_> = lines.iter().map(|line| line.split_once(' ').unwrap()).collect();
-    assert_eq!(pairs.iter().map(|(_, key)| *key).collect::<Vec<_>>(), ["b", "a b"]);
+    let lines: Vec<_> = std::str::from_utf8(&taken.stdout)
+        .unwrap()
+        .lines()
+        .collect();
+    let pairs: Vec<_> = lines
+        .iter()
+        .map(|line| line.split_once(' ').unwrap())
+        .collect();
+    assert_eq!(
+        pairs.iter().map(|(_, key)| *key).collect::<Vec<_>>(),
+        ["b", "a b"]
+    );
     assert!(held(&lab, "b") && held(&lab, "a b"));
     let other = lab.run(["acquire", "-k", "0", "-k", "b", "--ttl", "30s"]);
     assert_eq!(other.status.code(), Some(75));
-    assert!(text(&other.stderr).starts_with("dlock: b is held by"), "{}", text(&other.stderr));
+    assert!(
+        text(&other.stderr).starts_with("dlock: b is held by"),
+        "{}",
+        text(&other.stderr)
+    );
     assert!(!held(&lab, "0"));
     for (token, key) in pairs {
-        assert_eq!(lab.run(["release", key, "--token", token]).status.code(), Some(0));
+        assert_eq!(
+            lab.run(["release", key, "--token", token]).status.code(),
+            Some(0)
+        );
     }
     assert!(!held(&lab, "b") && !held(&lab, "a b"));
-    let taken: Value = serde_json::from_slice(&lab.run(["acquire", "-k", "b", "-k", "a", "--ttl", "30s", "--json"]).stdout).unwrap();
-    assert_eq!((&taken["key"], &taken["keys"][0]["key"], &taken["keys"][1]["key"]), (&"b".into(), &"b".into(), &"a".into()));
+    let taken: Value = serde_json::from_slice(
+        &lab.run(["acquire", "-k", "b", "-k", "a", "--ttl", "30s", "--json"])
+            .stdout,
+    )
+    .unwrap();
+    assert_eq!(
+        (
+            &taken["key"],
+            &taken["keys"][0]["key"],
+            &taken["keys"][1]["key"]
+        ),
+        (&"b".into(), &"b".into(), &"a".into())
+    );
     assert_eq!(taken["token"], taken["keys"][0]["token"]);
 }
 
@@ -56,15 +83,25 @@ fn acquire_prints_one_token_per_key_in_order() {
 fn hold_keeps_all_until_stdin_ends() {
     let lab = Lab::new();
     let mut command = lab.dlock(["hold", "-k", "b", "-k", "a", "--ttl", "3s"]);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(child.stdout.as_mut().unwrap())
+        .read_line(&mut line)
+        .unwrap();
     let taken: Value = serde_json::from_str(&line).unwrap();
     // Longer than the lease without renewals.
     thread::sleep(Duration::from_millis(3600));
     for key in taken["keys"].as_array().unwrap() {
         let (name, token) = (key["key"].as_str().unwrap(), key["token"].as_str().unwrap());
-        assert_eq!(lab.run(["verify", name, "--token", token]).status.code(), Some(0), "{name}");
+        assert_eq!(
+            lab.run(["verify", name, "--token", token]).status.code(),
+            Some(0),
+            "{name}"
+        );
     }
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
@@ -74,22 +111,62 @@ fn hold_keeps_all_until_stdin_ends() {
 #[test]
 fn hold_ends_when_one_lock_is_broken() {
     let lab = Lab::new();
-    let mut command = lab.dlock(["hold", "-k", "a", "-k", "b", "--ttl", "3s", "--until-signal"]);
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut command = lab.dlock([
+        "hold",
+        "-k",
+        "a",
+        "-k",
+        "b",
+        "--ttl",
+        "3s",
+        "--until-signal",
+    ]);
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     must("both are held", || held(&lab, "a") && held(&lab, "b"));
-    assert_eq!(lab.run(["break", "b", "--yes", "--reason", "x"]).status.code(), Some(0));
+    assert_eq!(
+        lab.run(["break", "b", "--yes", "--reason", "x"])
+            .status
+            .code(),
+        Some(0)
+    );
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(76));
-    assert!(text(&output.stderr).starts_with("dlock: b: the lock was lost: it is being broken"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).starts_with("dlock: b: the lock was lost: it is being broken"),
+        "{}",
+        text(&output.stderr)
+    );
 }
 
 #[test]
 fn a_renewer_holds_all_locks_as_long_as_the_process_lives() {
     let lab = Lab::new();
-    let mut other = std::process::Command::new("sleep").arg("5").spawn().unwrap();
+    let mut other = std::process::Command::new("sleep")
+        .arg("5")
+        .spawn()
+        .unwrap();
     let pid = other.id().to_string();
-    let taken = lab.run(["acquire", "-k", "a", "-k", "b", "--ttl", "3s", "--while-pid", &pid]);
-    assert_eq!((taken.status.code(), text(&taken.stdout).lines().count()), (Some(0), 2), "{taken:?}");
+    let taken = lab.run([
+        "acquire",
+        "-k",
+        "a",
+        "-k",
+        "b",
+        "--ttl",
+        "3s",
+        "--while-pid",
+        &pid,
+    ]);
+    assert_eq!(
+        (taken.status.code(), text(&taken.stdout).lines().count()),
+        (Some(0), 2),
+        "{taken:?}"
+    );
     // Longer than the lease without renewals.
     thread::sleep(Duration::from_millis(3500));
     assert!(held(&lab, "a") && held(&lab, "b"));
@@ -109,10 +186,17 @@ fn the_command_gets_the_fence_of_each_lock() {
     assert_eq!(run.status.code(), Some(0), "{run:?}");
     let printed = text(&run.stdout);
     let lines: Vec<_> = printed.lines().collect();
-    let [a, bc, "none none none", "b=c none"] = lines[..] else { panic!("{lines:?}") };
+    let [a, bc, "none none none", "b=c none"] = lines[..] else {
+        panic!("{lines:?}")
+    };
     assert!(a.starts_with("a=") && bc.starts_with("b=c="), "{lines:?}");
-    let history: Value = serde_json::from_slice(&lab.run(["history", "a", "--json"]).stdout).unwrap();
-    assert_eq!((&history["runs"][0]["end"], &history["once"]), (&"ok".into(), &Value::Null), "{history}");
+    let history: Value =
+        serde_json::from_slice(&lab.run(["history", "a", "--json"]).stdout).unwrap();
+    assert_eq!(
+        (&history["runs"][0]["end"], &history["once"]),
+        (&"ok".into(), &Value::Null),
+        "{history}"
+    );
 }
 
 /// The run policy applies to the job's own lock, the first key. The other keys have no part in it.
@@ -124,8 +208,15 @@ fn the_run_policy_uses_the_first_key() {
     assert_eq!(run(&["-k", "report", "-k", "db"]).status.code(), Some(0));
     let again = lab.run([&["run", "-v"][..], &["-k", "report", "-k", "db"], &options].concat());
     assert_eq!(again.status.code(), Some(75));
-    assert!(text(&again.stderr).contains("once per 1h: not run"), "{}", text(&again.stderr));
+    assert!(
+        text(&again.stderr).contains("once per 1h: not run"),
+        "{}",
+        text(&again.stderr)
+    );
     assert_eq!(run(&["-k", "backup", "-k", "db"]).status.code(), Some(0));
-    assert_eq!(run(&["-k", "backup", "-k", "other"]).status.code(), Some(75));
+    assert_eq!(
+        run(&["-k", "backup", "-k", "other"]).status.code(),
+        Some(75)
+    );
     assert!(!held(&lab, "db") && !held(&lab, "other"));
 }

@@ -1,4 +1,5 @@
-//! Closed, full and broken output streams: the job is unaffected, dlock doesn't panic, and no lock is lost.
+//! Closed, full and broken output streams: the job is unaffected, dlock doesn't panic, and no lock
+//! is lost.
 
 use std::{
     fs::File,
@@ -9,7 +10,11 @@ use std::{
 use crate::lab::Lab;
 
 fn full() -> Stdio {
-    File::options().write(true).open("/dev/full").unwrap().into()
+    File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap()
+        .into()
 }
 
 /// A pipe whose read end is closed.
@@ -25,14 +30,27 @@ fn shell(lab: &Lab, line: &str) -> std::process::Output {
     for (name, value) in dlock.get_envs() {
         command.env(name, value.unwrap());
     }
-    command.env("DLOCK_BIN", dlock.get_program()).output().unwrap()
+    command
+        .env("DLOCK_BIN", dlock.get_program())
+        .output()
+        .unwrap()
 }
 
 #[test]
 fn a_lock_is_released_if_its_token_cannot_be_printed() {
     let lab = Lab::new();
-    for arguments in [["acquire", "k", "--ttl", "60"].as_slice(), &["acquire", "k", "--ttl", "60", "--json"]] {
-        let output = lab.dlock(arguments).stdout(full()).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    for arguments in [
+        ["acquire", "k", "--ttl", "60"].as_slice(),
+        &["acquire", "k", "--ttl", "60", "--json"],
+    ] {
+        let output = lab
+            .dlock(arguments)
+            .stdout(full())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+            .wait_with_output()
+            .unwrap();
         assert_eq!(output.status.code(), Some(74));
         assert_eq!(
             String::from_utf8(output.stderr).unwrap(),
@@ -40,9 +58,18 @@ fn a_lock_is_released_if_its_token_cannot_be_printed() {
         );
         assert!(lab.line("inspect k").contains("FREE"));
     }
-    let broken = lab.dlock(["acquire", "k", "--ttl", "60"]).stdout(broken()).stderr(Stdio::piped()).output().unwrap();
+    let broken = lab
+        .dlock(["acquire", "k", "--ttl", "60"])
+        .stdout(broken())
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
     assert_eq!(broken.status.code(), Some(74));
-    assert!(String::from_utf8(broken.stderr).unwrap().ends_with("the lock was given back\n"));
+    assert!(
+        String::from_utf8(broken.stderr)
+            .unwrap()
+            .ends_with("the lock was given back\n")
+    );
     assert!(lab.line("inspect k").contains("FREE"));
 
     let closed = shell(&lab, r#""$DLOCK_BIN" acquire k --ttl 60 >&-"#);
@@ -57,11 +84,33 @@ fn a_lock_is_released_if_its_token_cannot_be_printed() {
 fn unwritable_output_is_a_failure_but_a_closed_pipe_is_not() {
     let lab = Lab::new();
     lab.line("acquire k --ttl 60");
-    for command in ["inspect k", "list", "list --json", "man", "completions bash", "--help", "--version"] {
-        let status = lab.dlock(command.split(' ')).stdout(full()).stderr(Stdio::null()).status().unwrap();
+    for command in [
+        "inspect k",
+        "list",
+        "list --json",
+        "man",
+        "completions bash",
+        "--help",
+        "--version",
+    ] {
+        let status = lab
+            .dlock(command.split(' '))
+            .stdout(full())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
         assert_eq!(status.code(), Some(74), "{command}");
-        let broken = lab.dlock(command.split(' ')).stdout(broken()).stderr(Stdio::piped()).output().unwrap();
-        assert_eq!((broken.status.code(), broken.stderr.as_slice()), (Some(0), b"".as_slice()), "{command}");
+        let broken = lab
+            .dlock(command.split(' '))
+            .stdout(broken())
+            .stderr(Stdio::piped())
+            .output()
+            .unwrap();
+        assert_eq!(
+            (broken.status.code(), broken.stderr.as_slice()),
+            (Some(0), b"".as_slice()),
+            "{command}"
+        );
     }
 }
 
@@ -94,10 +143,18 @@ fn the_streams_of_the_command_are_untouched() {
     child.stdout.take().unwrap().read_to_end(&mut out).unwrap();
     assert_eq!(out, b"\0binary\xff\n");
     let mut err = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut err)
+        .unwrap();
     assert!(child.wait().unwrap().success());
     let verdict: serde_json::Value = serde_json::from_str(err.lines().last().unwrap()).unwrap();
-    assert_eq!((&verdict["result"], &verdict["command"]["status"]), (&"ok".into(), &0.into()));
+    assert_eq!(
+        (&verdict["result"], &verdict["command"]["status"]),
+        (&"ok".into(), &0.into())
+    );
 }
 
 #[test]
@@ -105,7 +162,10 @@ fn a_status_file_has_the_verdict() {
     let lab = Lab::new();
     let path = lab.path("status.json");
     let verdict = |arguments: &str, status: i32| {
-        let words: Vec<String> = format!("run -k k --status-file {} {arguments}", path.display()).split(' ').map(str::to_owned).collect();
+        let words: Vec<String> = format!("run -k k --status-file {} {arguments}", path.display())
+            .split(' ')
+            .map(str::to_owned)
+            .collect();
         assert_eq!(lab.run(&words).status.code(), Some(status), "{arguments}");
         serde_json::from_slice::<serde_json::Value>(&std::fs::read(&path).unwrap()).unwrap()
     };
@@ -120,32 +180,78 @@ fn a_status_file_has_the_verdict() {
 fn a_status_file_never_shows_an_earlier_run() {
     let lab = Lab::new();
     let path = lab.path("status.json");
-    let said = || serde_json::from_slice::<serde_json::Value>(&std::fs::read(&path).unwrap()).unwrap();
+    let said =
+        || serde_json::from_slice::<serde_json::Value>(&std::fs::read(&path).unwrap()).unwrap();
     let file = path.display().to_string();
-    assert_eq!(lab.run(["run", "-k", "k", "--status-file", &file, "--", "true"]).status.code(), Some(0));
+    assert_eq!(
+        lab.run(["run", "-k", "k", "--status-file", &file, "--", "true"])
+            .status
+            .code(),
+        Some(0)
+    );
     assert_eq!(said()["result"], "ok");
-    let mut killed = lab.dlock(["run", "-k", "k", "--status-file", &file, "--", "sh", "-c", "echo; sleep 100"]);
+    let mut killed = lab.dlock([
+        "run",
+        "-k",
+        "k",
+        "--status-file",
+        &file,
+        "--",
+        "sh",
+        "-c",
+        "echo; sleep 100",
+    ]);
     let mut killed = killed.stdout(std::process::Stdio::piped()).spawn().unwrap();
     let mut line = [0];
     std::io::Read::read_exact(killed.stdout.as_mut().unwrap(), &mut line).unwrap();
     killed.kill().unwrap();
     killed.wait().unwrap();
     let running = said();
-    assert_eq!((&running["result"], &running["pid"]), (&"running".into(), &killed.id().into()));
+    assert_eq!(
+        (&running["result"], &running["pid"]),
+        (&"running".into(), &killed.id().into())
+    );
     crate::schema::assert_is("running", &std::fs::read(&path).unwrap());
-    assert_eq!(lab.run(["run", "-k", "k", "-w", "10", "--status-file", &file, "--", "false"]).status.code(), Some(1));
-    assert_eq!((&said()["result"], &said()["status"]), (&"ok".into(), &1.into()));
+    assert_eq!(
+        lab.run([
+            "run",
+            "-k",
+            "k",
+            "-w",
+            "10",
+            "--status-file",
+            &file,
+            "--",
+            "false"
+        ])
+        .status
+        .code(),
+        Some(1)
+    );
+    assert_eq!(
+        (&said()["result"], &said()["status"]),
+        (&"ok".into(), &1.into())
+    );
 }
 
 #[test]
 fn a_metrics_path_that_is_no_regular_file_does_not_block() {
     use std::os::unix::fs::symlink;
     let lab = Lab::new();
-    rustix::fs::mkfifoat(rustix::fs::CWD, lab.path("fifo"), rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    rustix::fs::mkfifoat(
+        rustix::fs::CWD,
+        lab.path("fifo"),
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+    )
+    .unwrap();
     symlink(lab.path("fifo"), lab.path("to-fifo.prom")).unwrap();
     symlink(lab.path(""), lab.path("to-folder.prom")).unwrap();
     symlink(lab.path("nowhere"), lab.path("to-nothing.prom")).unwrap();
-    for (name, warned) in [("to-fifo.prom", true), ("to-folder.prom", true), ("to-nothing.prom", false)] {
+    for (name, warned) in [
+        ("to-fifo.prom", true),
+        ("to-folder.prom", true),
+        ("to-nothing.prom", false),
+    ] {
         let file = lab.path(name).display().to_string();
         let mut child = lab.dlock(["run", "-k", name, "--metrics-file", &file, "--", "true"]);
         let mut child = child.stderr(std::process::Stdio::piped()).spawn().unwrap();
@@ -159,7 +265,14 @@ fn a_metrics_path_that_is_no_regular_file_does_not_block() {
         }
         let output = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!((output.status.code(), said.contains("metrics can't be written")), (Some(0), warned), "{name}: {said}");
+        assert_eq!(
+            (
+                output.status.code(),
+                said.contains("metrics can't be written")
+            ),
+            (Some(0), warned),
+            "{name}: {said}"
+        );
     }
 }
 
@@ -167,9 +280,15 @@ fn a_metrics_path_that_is_no_regular_file_does_not_block() {
 fn a_success_or_a_skip_is_silent_without_a_terminal() {
     let lab = Lab::new();
     let ran = lab.run(["run", "-k", "k", "--", "true"]);
-    assert!(ran.status.success() && ran.stdout.is_empty() && ran.stderr.is_empty(), "{ran:?}");
+    assert!(
+        ran.status.success() && ran.stdout.is_empty() && ran.stderr.is_empty(),
+        "{ran:?}"
+    );
     lab.line("acquire k --ttl 60");
     let skipped = lab.run(["run", "-k", "k", "--", "true"]);
     assert_eq!(skipped.status.code(), Some(75));
-    assert!(skipped.stdout.is_empty() && skipped.stderr.is_empty(), "{skipped:?}");
+    assert!(
+        skipped.stdout.is_empty() && skipped.stderr.is_empty(),
+        "{skipped:?}"
+    );
 }

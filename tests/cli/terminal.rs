@@ -30,7 +30,8 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts `dlock` with these arguments in the lab's environment, in a window of this size (rows, columns).
+    /// Starts `dlock` with these arguments in the lab's environment, in a window of this size
+    /// (rows, columns).
     pub fn dlock(lab: &Lab, size: (usize, usize), arguments: &[&str]) -> Self {
         Self::program(lab, size, Path::new(env!("CARGO_BIN_EXE_dlock")), arguments)
     }
@@ -41,12 +42,34 @@ impl Terminal {
         unlockpt(&user).unwrap();
         let name = ptsname(&user, Vec::new()).unwrap();
         tcsetwinsize(&user, window(size)).unwrap();
-        let line = || File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        let line = || {
+            File::options()
+                .read(true)
+                .write(true)
+                .open(name.to_str().unwrap())
+                .unwrap()
+        };
         let with_env = lab.dlock([""; 0]);
         let mut command = Command::new("setsid");
-        command.arg("--ctty").arg(program).args(arguments).env_clear().current_dir(lab.path(""));
-        command.envs(with_env.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TERM", "xterm");
-        let child = command.stdin(Stdio::from(OwnedFd::from(line()))).stdout(line()).stderr(line()).spawn().unwrap();
+        command
+            .arg("--ctty")
+            .arg(program)
+            .args(arguments)
+            .env_clear()
+            .current_dir(lab.path(""));
+        command
+            .envs(
+                with_env
+                    .get_envs()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            )
+            .env("TERM", "xterm");
+        let child = command
+            .stdin(Stdio::from(OwnedFd::from(line())))
+            .stdout(line())
+            .stderr(line())
+            .spawn()
+            .unwrap();
         let written = Arc::new(Mutex::new(Vec::new()));
         let (mut reader, copy) = (File::from(user.try_clone().unwrap()), Arc::clone(&written));
         std::thread::spawn(move || {
@@ -55,7 +78,12 @@ impl Terminal {
                 copy.lock().unwrap().extend_from_slice(&buffer[..length]);
             }
         });
-        Self { user: File::from(user), child, written, size }
+        Self {
+            user: File::from(user),
+            child,
+            written,
+            size,
+        }
     }
 
     /// Types these bytes: 3 is Ctrl-C, 4 Ctrl-D.
@@ -92,7 +120,11 @@ impl Terminal {
             if seen(&screen) {
                 return screen;
             }
-            assert!(Instant::now() < until, "not on the screen: {what}: {screen:#?}\n{:?}", self.written());
+            assert!(
+                Instant::now() < until,
+                "not on the screen: {what}: {screen:#?}\n{:?}",
+                self.written()
+            );
             sleep(Duration::from_millis(10));
         }
     }
@@ -104,7 +136,11 @@ impl Terminal {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < until, "the program doesn't end: {:#?}", self.screen());
+            assert!(
+                Instant::now() < until,
+                "the program doesn't end: {:#?}",
+                self.screen()
+            );
             sleep(Duration::from_millis(10));
         }
     }
@@ -119,10 +155,16 @@ impl Drop for Terminal {
 
 fn window((rows, columns): (usize, usize)) -> Winsize {
     let short = |number| u16::try_from(number).unwrap();
-    Winsize { ws_row: short(rows), ws_col: short(columns), ws_xpixel: 0, ws_ypixel: 0 }
+    Winsize {
+        ws_row: short(rows),
+        ws_col: short(columns),
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    }
 }
 
-/// Returns the screen of a window of this size for this output. It implements only the sequences that dlock uses.
+/// Returns the screen of a window of this size for this output. It implements only the sequences
+/// that dlock uses.
 fn screen(text: &str, (rows, columns): (usize, usize)) -> Vec<String> {
     let mut cells = vec![vec![' '; columns]; rows];
     let (mut row, mut column) = (0_usize, 0_usize);
@@ -141,7 +183,10 @@ fn screen(text: &str, (rows, columns): (usize, usize)) -> Vec<String> {
             '\u{8}' => column = column.saturating_sub(1),
             '\n' => feed(&mut cells, &mut row),
             '\u{1b}' => {
-                assert!(matches!(chars.next(), Some('[') | None), "an unknown sequence: {text:?}");
+                assert!(
+                    matches!(chars.next(), Some('[') | None),
+                    "an unknown sequence: {text:?}"
+                );
                 let mut numbers = String::new();
                 let last = loop {
                     match chars.next() {
@@ -149,10 +194,18 @@ fn screen(text: &str, (rows, columns): (usize, usize)) -> Vec<String> {
                         last => break last,
                     }
                 };
-                let mut numbers = numbers.split(';').map(|number| number.parse::<usize>().unwrap_or_default());
-                let (first, second) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+                let mut numbers = numbers
+                    .split(';')
+                    .map(|number| number.parse::<usize>().unwrap_or_default());
+                let (first, second) = (
+                    numbers.next().unwrap_or_default(),
+                    numbers.next().unwrap_or_default(),
+                );
                 match last {
-                    Some('H') => (row, column) = (first.max(1).min(rows) - 1, second.max(1).min(columns) - 1),
+                    Some('H') => {
+                        (row, column) =
+                            (first.max(1).min(rows) - 1, second.max(1).min(columns) - 1);
+                    }
                     Some('K') => cells[row][column.min(columns)..].fill(' '),
                     Some('J') => cells.iter_mut().for_each(|line| line.fill(' ')),
                     // The rest of an incomplete sequence comes later.
@@ -170,7 +223,10 @@ fn screen(text: &str, (rows, columns): (usize, usize)) -> Vec<String> {
             }
         }
     }
-    cells.iter().map(|line| line.iter().collect::<String>().trim_end().to_owned()).collect()
+    cells
+        .iter()
+        .map(|line| line.iter().collect::<String>().trim_end().to_owned())
+        .collect()
 }
 
 fn acquire(lab: &Lab, key: &str, more: &[&str]) -> String {
@@ -182,7 +238,9 @@ fn acquire(lab: &Lab, key: &str, more: &[&str]) -> String {
 #[test]
 fn a_watched_list_fits_its_window() {
     let lab = Lab::new();
-    let tokens: Vec<String> = (0..40).map(|n| acquire(&lab, &format!("job{n:02}"), &["--describe", "a note"])).collect();
+    let tokens: Vec<String> = (0..40)
+        .map(|n| acquire(&lab, &format!("job{n:02}"), &["--describe", "a note"]))
+        .collect();
     let mut terminal = Terminal::dlock(&lab, (24, 80), &["list", "--watch=300ms"]);
     let fits = |screen: &[String], more: &str| {
         screen[0].starts_with("every 300ms, last at ")
@@ -190,8 +248,13 @@ fn a_watched_list_fits_its_window() {
             && screen[2].starts_with("KEY")
             && screen.iter().any(|line| line == more)
     };
-    let first = terminal.await_screen("a screen with its header", |screen| fits(screen, "… 21 more"));
-    assert!(first[3].starts_with("job00") && first[21].starts_with("job18") && first[23].is_empty(), "{first:#?}");
+    let first = terminal.await_screen("a screen with its header", |screen| {
+        fits(screen, "… 21 more")
+    });
+    assert!(
+        first[3].starts_with("job00") && first[21].starts_with("job18") && first[23].is_empty(),
+        "{first:#?}"
+    );
     // Only changes are drawn: the header is written once per window size.
     let headers = |terminal: &Terminal| terminal.written().matches("KEY ").count();
     let ticks = |terminal: &Terminal| terminal.written().matches("last at ").count();
@@ -201,22 +264,39 @@ fn a_watched_list_fits_its_window() {
     // A released lock disappears, and the rows below move up.
     lab.line(&format!("release job00 --token {}", tokens[0]));
     let next = terminal.await_screen("job01 at the top", |screen| screen[3].starts_with("job01"));
-    assert!(next[0].ends_with(": 39 held") && next[22] == "… 20 more" && next[2].starts_with("KEY"), "{next:#?}");
+    assert!(
+        next[0].ends_with(": 39 held") && next[22] == "… 20 more" && next[2].starts_with("KEY"),
+        "{next:#?}"
+    );
     assert_eq!(headers(&terminal), 1);
     // A resize redraws at once.
     terminal.resize((10, 50));
-    let small = terminal.await_screen("a small window", |screen| screen[7] == "… 37 more" && screen[2].starts_with("KEY"));
-    assert!(small[3].starts_with("job01") && small[9].is_empty(), "{small:#?}");
-    assert!(small.iter().all(|line| line.chars().count() <= 50), "{small:#?}");
+    let small = terminal.await_screen("a small window", |screen| {
+        screen[7] == "… 37 more" && screen[2].starts_with("KEY")
+    });
+    assert!(
+        small[3].starts_with("job01") && small[9].is_empty(),
+        "{small:#?}"
+    );
+    assert!(
+        small.iter().all(|line| line.chars().count() <= 50),
+        "{small:#?}"
+    );
     assert_eq!(headers(&terminal), 2);
     terminal.press(&[3]);
     let status = terminal.ended();
     assert_eq!(status.signal(), Some(2), "{status:?}");
     let left = terminal.screen();
     // At the end the cursor is below the list, and no attribute is set.
-    assert!(left[2].starts_with("KEY") && left[9].trim_start_matches("^C").is_empty(), "{left:#?}");
+    assert!(
+        left[2].starts_with("KEY") && left[9].trim_start_matches("^C").is_empty(),
+        "{left:#?}"
+    );
     let written = terminal.written();
-    assert!(written.rfind("\u{1b}[0m") >= written.rfind("\u{1b}[3") && !written.contains("\u{1b}[?"), "{written:?}");
+    assert!(
+        written.rfind("\u{1b}[0m") >= written.rfind("\u{1b}[3") && !written.contains("\u{1b}[?"),
+        "{written:?}"
+    );
 }
 
 #[test]
@@ -227,7 +307,9 @@ fn a_watched_list_redraws_at_once_after_a_resize() {
     terminal.await_text("job ");
     let first = terminal.written().len();
     terminal.resize((12, 60));
-    terminal.await_screen("a second drawing", |screen| terminal.written().len() > first && screen[3].starts_with("job"));
+    terminal.await_screen("a second drawing", |screen| {
+        terminal.written().len() > first && screen[3].starts_with("job")
+    });
     terminal.press(&[3]);
     assert_eq!(terminal.ended().signal(), Some(2));
 }
@@ -252,17 +334,33 @@ fn asked(lab: &Lab, arguments: &[&str], question: &str, keys: &[u8], status: i32
     terminal.await_text(question);
     terminal.press(keys);
     let ended = terminal.ended();
-    assert_eq!(ended.code().unwrap_or_else(|| 128 + ended.signal().unwrap_or_default()), status, "{:#?}", terminal.screen());
+    assert_eq!(
+        ended
+            .code()
+            .unwrap_or_else(|| 128 + ended.signal().unwrap_or_default()),
+        status,
+        "{:#?}",
+        terminal.screen()
+    );
     if !says.is_empty() {
-        terminal.await_screen(says, |screen| screen.iter().any(|line| line.starts_with(says)));
+        terminal.await_screen(says, |screen| {
+            screen.iter().any(|line| line.starts_with(says))
+        });
     }
 }
 
 #[test]
 fn forget_asks_first() {
     let lab = Lab::new();
-    let kept = |lab: &Lab| lab.line("inspect job --json").contains("\"refused_until\":\"");
-    assert!(lab.run(["run", "-k", "job", "--at-least", "1h", "--", "true"]).status.success());
+    let kept = |lab: &Lab| {
+        lab.line("inspect job --json")
+            .contains("\"refused_until\":\"")
+    };
+    assert!(
+        lab.run(["run", "-k", "job", "--at-least", "1h", "--", "true"])
+            .status
+            .success()
+    );
     let question = "dlock: forget the run of ";
     for (keys, status, says) in [
         (&b"n\n"[..], 77, "dlock: job: not forgotten"),
@@ -273,7 +371,14 @@ fn forget_asks_first() {
         asked(&lab, &["forget", "job"], question, keys, status, says);
         assert!(kept(&lab), "{keys:?}");
     }
-    asked(&lab, &["forget", "job"], question, b"y\n", 0, "dlock: job: forgotten; the next run starts");
+    asked(
+        &lab,
+        &["forget", "job"],
+        question,
+        b"y\n",
+        0,
+        "dlock: job: forgotten; the next run starts",
+    );
     assert!(!kept(&lab));
     // There is nothing to decide.
     let mut terminal = Terminal::dlock(&lab, (24, 80), &["forget", "job"]);
@@ -290,14 +395,35 @@ fn break_by_host_asks_first() {
     acquire(&lab, "other", &[]);
     let held = |lab: &Lab| lab.line("list --json").matches("\"held\":true").count();
     let question = "dlock: break all of them?";
-    for (keys, status, says) in [(&b"n\n"[..], 77, "dlock: not broken"), (&[4], 77, "dlock: not broken"), (&[3], 130, "")] {
-        asked(&lab, &["break", "--host", "gone", "--now"], question, keys, status, says);
+    for (keys, status, says) in [
+        (&b"n\n"[..], 77, "dlock: not broken"),
+        (&[4], 77, "dlock: not broken"),
+        (&[3], 130, ""),
+    ] {
+        asked(
+            &lab,
+            &["break", "--host", "gone", "--now"],
+            question,
+            keys,
+            status,
+            says,
+        );
         assert_eq!(held(&lab), 3, "{keys:?}");
     }
     let mut terminal = Terminal::dlock(&lab, (24, 80), &["break", "--host", "gone", "--now"]);
     let shown = terminal.await_text(question);
-    assert!(shown.iter().any(|line| line.starts_with("dlock: gone has 2 holds")), "{shown:#?}");
-    assert!(shown.iter().any(|line| line.starts_with("dlock:   one, fence …")), "{shown:#?}");
+    assert!(
+        shown
+            .iter()
+            .any(|line| line.starts_with("dlock: gone has 2 holds")),
+        "{shown:#?}"
+    );
+    assert!(
+        shown
+            .iter()
+            .any(|line| line.starts_with("dlock:   one, fence …")),
+        "{shown:#?}"
+    );
     terminal.press(b"y\n");
     assert_eq!(terminal.ended().code(), Some(0));
     for says in ["dlock: one: broken", "dlock: two: broken"] {
@@ -305,10 +431,31 @@ fn break_by_host_asks_first() {
     }
     assert_eq!(held(&lab), 1);
     // The same for one key.
-    asked(&lab, &["break", "other", "--now"], "dlock: break other, held by ", &[3], 130, "");
-    asked(&lab, &["break", "other", "--now"], "dlock: break other, held by ", &[4], 77, "dlock: other: not broken");
+    asked(
+        &lab,
+        &["break", "other", "--now"],
+        "dlock: break other, held by ",
+        &[3],
+        130,
+        "",
+    );
+    asked(
+        &lab,
+        &["break", "other", "--now"],
+        "dlock: break other, held by ",
+        &[4],
+        77,
+        "dlock: other: not broken",
+    );
     assert_eq!(held(&lab), 1);
-    asked(&lab, &["break", "other", "--now"], "dlock: break other, held by ", b"y\n", 0, "dlock: other: broken");
+    asked(
+        &lab,
+        &["break", "other", "--now"],
+        "dlock: break other, held by ",
+        b"y\n",
+        0,
+        "dlock: other: broken",
+    );
     assert_eq!(held(&lab), 0);
 }
 
@@ -330,7 +477,11 @@ fn break_by_host_reports_each_hold_at_once() {
     let status = terminal.ended();
     assert_eq!(status.signal(), Some(2), "{status:?}");
     terminal.await_text("the request to stop stays");
-    assert!(!terminal.written().contains("stays: broken"), "{:#?}", terminal.screen());
+    assert!(
+        !terminal.written().contains("stays: broken"),
+        "{:#?}",
+        terminal.screen()
+    );
 }
 
 #[test]
@@ -342,7 +493,11 @@ fn hold_shows_no_token_unless_requested() {
     terminal.press(&[4]);
     assert_eq!(terminal.ended().code(), Some(0));
     assert!(lab.line("inspect job").contains("FREE"));
-    assert!(!terminal.written().contains("token"), "{}", terminal.written());
+    assert!(
+        !terminal.written().contains("token"),
+        "{}",
+        terminal.written()
+    );
     // The token is shown on request, and to a script.
     let mut terminal = Terminal::dlock(&lab, (24, 200), &["hold", "job", "--json"]);
     terminal.await_text("\"token\":\"");

@@ -19,16 +19,31 @@ const SHELLS: [&str; 3] = ["sh", "bash", "zsh"];
 
 fn shell(lab: &Lab, shell: &str, script: &str) -> Command {
     let of_dlock = lab.dlock([""; 0]);
-    let env: Vec<_> = of_dlock.get_envs().map(|(name, value)| (name.to_owned(), value.unwrap().to_owned())).collect();
+    let env: Vec<_> = of_dlock
+        .get_envs()
+        .map(|(name, value)| (name.to_owned(), value.unwrap().to_owned()))
+        .collect();
     let mut command = Command::new(shell);
-    command.args(["-c", script]).env_clear().envs(env).env("D", env!("CARGO_BIN_EXE_dlock"));
-    command.current_dir(lab.path("")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(["-c", script])
+        .env_clear()
+        .envs(env)
+        .env("D", env!("CARGO_BIN_EXE_dlock"));
+    command
+        .current_dir(lab.path(""))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
 }
 
 fn run(lab: &Lab, name: &str, script: &str) -> Output {
     let output = shell(lab, name, script).output().unwrap();
-    assert!(output.stderr.is_empty(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.stderr.is_empty(),
+        "{name}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     output
 }
 
@@ -57,8 +72,12 @@ fn renewer(lab: &Lab) -> Pid {
 }
 
 fn is_alive(pid: Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with('Z')) && !stat.is_empty()
+    let stat =
+        std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    stat.rsplit(')')
+        .next()
+        .is_some_and(|rest| !rest.trim_start().starts_with('Z'))
+        && !stat.is_empty()
 }
 
 fn ended(mut child: Child) -> Output {
@@ -83,10 +102,17 @@ fn a_script_holds_a_lock_as_long_as_it_runs() {
                 let lab = Lab::new();
                 let began = Instant::now();
                 let output = run(&lab, name, script);
-                assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"75\n"[..]), "{name}");
+                assert_eq!(
+                    (output.status.code(), &*output.stdout),
+                    (Some(0), &b"75\n"[..]),
+                    "{name}"
+                );
                 assert!(began.elapsed() < Duration::from_secs(15));
-                must("the lock is released when the script ends", || is_free(&lab));
-                let report: Value = serde_json::from_slice(&lab.run(["history", "job", "--json"]).stdout).unwrap();
+                must("the lock is released when the script ends", || {
+                    is_free(&lab)
+                });
+                let report: Value =
+                    serde_json::from_slice(&lab.run(["history", "job", "--json"]).stdout).unwrap();
                 assert_eq!(report["runs"][0]["end"], "released", "{name}: {report}");
             });
         }
@@ -101,7 +127,11 @@ fn a_process_that_releases_its_lock_is_not_killed() {
             \"$D\" release job --token \"$token\" || exit 8
             sleep 1.5; echo alive";
         let output = run(&lab, name, script);
-        assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"alive\n"[..]), "{name}");
+        assert_eq!(
+            (output.status.code(), &*output.stdout),
+            (Some(0), &b"alive\n"[..]),
+            "{name}"
+        );
         assert!(is_free(&lab));
     }
 }
@@ -119,14 +149,20 @@ fn the_process_gets_term_when_the_lock_is_broken_or_lost() {
         if lost {
             // A break that the renewer doesn't know of, as if the store had lost the hold.
             let fence = inspected(&lab)["holders"][0]["fence"].to_string();
-            let broken = lab.run(["break", "job", "--yes", "--reason", "x", "--now", "--fence", &fence]);
+            let broken = lab.run([
+                "break", "job", "--yes", "--reason", "x", "--now", "--fence", &fence,
+            ]);
             assert_eq!(broken.status.code(), Some(0), "{broken:?}");
         } else {
             let broken = lab.run(["break", "job", "--yes", "--reason", "x"]);
             assert_eq!(broken.status.code(), Some(0), "{broken:?}");
         }
         let output = ended(child);
-        assert_eq!((output.status.code(), &*output.stdout), (Some(7), &b"told\n"[..]), "{lost}");
+        assert_eq!(
+            (output.status.code(), &*output.stdout),
+            (Some(7), &b"told\n"[..]),
+            "{lost}"
+        );
         must("the renewer ends", || !is_alive(kept_by));
         assert!(is_free(&lab));
     }
@@ -135,14 +171,21 @@ fn the_process_gets_term_when_the_lock_is_broken_or_lost() {
 #[test]
 fn a_terminated_renewer_releases_the_lock() {
     let lab = Lab::new();
-    let script = "token=$(\"$D\" acquire job --while-pid $$) || exit 9; read -r line; echo \"$line\"";
-    let mut child = shell(&lab, "bash", script).stdin(Stdio::piped()).spawn().unwrap();
+    let script =
+        "token=$(\"$D\" acquire job --while-pid $$) || exit 9; read -r line; echo \"$line\"";
+    let mut child = shell(&lab, "bash", script)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
     must("the lock is held", || !is_free(&lab));
     kill_process(renewer(&lab), Signal::TERM).unwrap();
     must("the lock is released", || is_free(&lab));
     std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"still here\n").unwrap();
     let output = ended(child);
-    assert_eq!(&*output.stdout, b"still here\n", "the process is unaffected");
+    assert_eq!(
+        &*output.stdout, b"still here\n",
+        "the process is unaffected"
+    );
 }
 
 #[test]
@@ -153,7 +196,12 @@ fn a_renewer_closes_the_callers_descriptors() {
     let mut child = shell(&lab, "bash", script).spawn().unwrap();
     let mut said = String::new();
     let began = Instant::now();
-    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    child
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
     assert_eq!(said, "taken\n");
     assert!(began.elapsed() < Duration::from_secs(15));
     assert_eq!(child.wait().unwrap().code(), Some(0));
@@ -171,31 +219,78 @@ fn a_renewer_closes_the_callers_descriptors() {
 #[test]
 fn a_waiting_acquire_can_be_ended_and_leaves_no_waiter() {
     let lab = Lab::new();
-    let mut holder = lab.dlock(["hold", "job"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut holder = lab
+        .dlock(["hold", "job"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     must("the lock is held", || !is_free(&lab));
-    let busy = lab.run(["acquire", "job", "--while-pid", &std::process::id().to_string()]);
-    assert_eq!((busy.status.code(), busy.stdout.len()), (Some(75), 0), "{busy:?}");
+    let busy = lab.run([
+        "acquire",
+        "job",
+        "--while-pid",
+        &std::process::id().to_string(),
+    ]);
+    assert_eq!(
+        (busy.status.code(), busy.stdout.len()),
+        (Some(75), 0),
+        "{busy:?}"
+    );
     let waiting = |lab: &Lab| inspected(lab)["waiters"].as_array().map_or(0, Vec::len);
     let me = std::process::id().to_string();
-    // INT to the whole process group, as from a terminal; TERM to dlock alone, as from a service manager.
+    // INT to the whole process group, as from a terminal; TERM to dlock alone, as from a service
+    // manager.
     for (signal, to_group) in [(Signal::INT, true), (Signal::TERM, false)] {
         use std::os::unix::process::CommandExt as _;
         let mut command = lab.dlock(["acquire", "job", "-w", "60", "--while-pid", &me]);
-        let child = command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let child = command
+            .process_group(0)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         must("the acquire waits", || waiting(&lab) == 1);
         let pid = Pid::from_child(&child);
-        if to_group { rustix::process::kill_process_group(pid, signal) } else { kill_process(pid, signal) }.unwrap();
+        if to_group {
+            rustix::process::kill_process_group(pid, signal)
+        } else {
+            kill_process(pid, signal)
+        }
+        .unwrap();
         let output = ended(child);
-        let status = output.status.code().or(output.status.signal().map(|signal| 128 + signal));
-        assert_eq!((status, output.stdout.len()), (Some(128 + signal.as_raw()), 0), "{output:?}");
+        let status = output
+            .status
+            .code()
+            .or(output.status.signal().map(|signal| 128 + signal));
+        assert_eq!(
+            (status, output.stdout.len()),
+            (Some(128 + signal.as_raw()), 0),
+            "{output:?}"
+        );
         must("no waiter is left", || waiting(&lab) == 0);
     }
     // The wait also ends with the process of `--while-pid`.
     let mut other = Command::new("sleep").arg("0.5").spawn().unwrap();
     let began = Instant::now();
-    let gone = lab.run(["acquire", "job", "-w", "60", "--while-pid", &other.id().to_string()]);
-    assert_eq!((gone.status.code(), gone.stdout.len()), (Some(64), 0), "no token was printed: {gone:?}");
-    assert!(String::from_utf8_lossy(&gone.stderr).contains("the process ended before the lock was taken"), "{gone:?}");
+    let gone = lab.run([
+        "acquire",
+        "job",
+        "-w",
+        "60",
+        "--while-pid",
+        &other.id().to_string(),
+    ]);
+    assert_eq!(
+        (gone.status.code(), gone.stdout.len()),
+        (Some(64), 0),
+        "no token was printed: {gone:?}"
+    );
+    assert!(
+        String::from_utf8_lossy(&gone.stderr)
+            .contains("the process ended before the lock was taken"),
+        "{gone:?}"
+    );
     assert!(began.elapsed() < Duration::from_secs(15));
     other.wait().unwrap();
     drop(holder.stdin.take());
@@ -205,7 +300,12 @@ fn a_waiting_acquire_can_be_ended_and_leaves_no_waiter() {
 #[test]
 fn an_invalid_while_pid_is_refused() {
     let mut lab = Lab::new();
-    for words in ["acquire job", "acquire job --while-pid x", "acquire job --while-pid 0", "acquire job --while-pid 4194305"] {
+    for words in [
+        "acquire job",
+        "acquire job --while-pid x",
+        "acquire job --while-pid 0",
+        "acquire job --while-pid 4194305",
+    ] {
         lab.say(words);
     }
     snapbox::assert_data_eq!(lab.transcript(), snapbox::file!["snapshots/while-pid.txt"]);
@@ -224,7 +324,11 @@ fn time_until_term(signal: Signal) -> Duration {
     kill_process(kept_by, signal).unwrap();
     let output = ended(child);
     let took = began.elapsed();
-    assert_eq!((output.status.code(), &*output.stdout), (Some(7), &b"told\n"[..]), "{signal:?}");
+    assert_eq!(
+        (output.status.code(), &*output.stdout),
+        (Some(7), &b"told\n"[..]),
+        "{signal:?}"
+    );
     let _ = kill_process(kept_by, Signal::KILL);
     took
 }
@@ -233,28 +337,49 @@ fn time_until_term(signal: Signal) -> Duration {
 fn the_process_gets_term_when_its_renewer_is_killed_or_stopped() {
     time_until_term(Signal::KILL);
     let took = time_until_term(Signal::STOP);
-    assert!(took < Duration::from_secs(5), "the lease was over: {took:?}");
+    assert!(
+        took < Duration::from_secs(5),
+        "the lease was over: {took:?}"
+    );
 }
 
 #[test]
 fn a_renewer_inherits_nothing_from_its_caller() {
     let lab = Lab::new();
     let script = "token=$(\"$D\" acquire job --while-pid $$) || exit 9; touch ready; read -r line; echo done";
-    let mut child = shell(&lab, "bash", script).stdin(Stdio::piped()).spawn().unwrap();
+    let mut child = shell(&lab, "bash", script)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
     must("the script is ready", || lab.path("ready").exists());
     let kept_by = renewer(&lab).as_raw_nonzero();
-    assert_eq!(std::fs::read_link(format!("/proc/{kept_by}/cwd")).unwrap(), std::path::Path::new("/"));
-    let monitor = std::fs::read_to_string(format!("/proc/{kept_by}/task/{kept_by}/children")).unwrap();
+    assert_eq!(
+        std::fs::read_link(format!("/proc/{kept_by}/cwd")).unwrap(),
+        std::path::Path::new("/")
+    );
+    let monitor =
+        std::fs::read_to_string(format!("/proc/{kept_by}/task/{kept_by}/children")).unwrap();
     let monitor = monitor.trim().to_owned();
-    assert_eq!(std::fs::read_link(format!("/proc/{monitor}/cwd")).unwrap(), std::path::Path::new("/"));
-    let open = std::fs::read_dir(format!("/proc/{monitor}/fd")).unwrap().filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+    assert_eq!(
+        std::fs::read_link(format!("/proc/{monitor}/cwd")).unwrap(),
+        std::path::Path::new("/")
+    );
+    let open = std::fs::read_dir(format!("/proc/{monitor}/fd"))
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
     let open: Vec<_> = open.map(|target| target.display().to_string()).collect();
-    let own = |name: &String| name == "/dev/null" || name.contains("[timerfd]") || name.contains("[pidfd]") || name.starts_with("socket:");
+    let own = |name: &String| {
+        name == "/dev/null"
+            || name.contains("[timerfd]")
+            || name.contains("[pidfd]")
+            || name.starts_with("socket:")
+    };
     assert!(open.iter().all(own), "{open:?}");
     std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"x\n").unwrap();
     ended(child);
     must("renewer and monitor end", || {
-        !is_alive(Pid::from_raw(kept_by.get()).unwrap()) && !is_alive(Pid::from_raw(monitor.parse().unwrap()).unwrap())
+        !is_alive(Pid::from_raw(kept_by.get()).unwrap())
+            && !is_alive(Pid::from_raw(monitor.parse().unwrap()).unwrap())
     });
 }
 

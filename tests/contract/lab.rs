@@ -3,8 +3,8 @@
 use std::{sync::LazyLock, time::Duration};
 
 use dlock::lock::{
-    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Progress, Release, Renewal, Request, Result,
-    Scope, Ttl, Wake,
+    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Progress,
+    Release, Renewal, Request, Result, Scope, Ttl, Wake,
 };
 
 pub use crate::support::stretched;
@@ -18,10 +18,12 @@ pub const LONG: Duration = Duration::from_secs(60);
 /// How late a store may notice the end of a lease.
 pub const SLACK: Duration = Duration::from_millis(150);
 
-/// Returns the shortest lease, for cases about its end. It must outlast the requests that a case makes during it, and is therefore twice
-/// as long if other programs used the processors when the cases started.
+/// Returns the shortest lease, for cases about its end. It must outlast the requests that a case
+/// makes during it, and is therefore twice as long if other programs used the processors when the
+/// cases started.
 pub fn short() -> Duration {
-    static LENGTH: LazyLock<Duration> = LazyLock::new(|| Duration::from_secs(if processor_share() < 0.75 { 2 } else { 1 }));
+    static LENGTH: LazyLock<Duration> =
+        LazyLock::new(|| Duration::from_secs(if processor_share() < 0.75 { 2 } else { 1 }));
     *LENGTH
 }
 
@@ -43,7 +45,10 @@ pub struct Lab {
 
 impl Lab {
     pub fn new(kind: Kind) -> Self {
-        Self { kind, target: kind.make() }
+        Self {
+            kind,
+            target: kind.make(),
+        }
     }
 
     /// Returns one more client, which stands for another process.
@@ -67,12 +72,18 @@ impl Lab {
 
     /// Returns another TTL to renew with; `None` where a hold can't change its TTL.
     pub async fn other_ttl(&self, length: Duration) -> Option<Duration> {
-        self.client().await.capabilities().adjustable_ttl.then_some(length)
+        self.client()
+            .await
+            .capabilities()
+            .adjustable_ttl
+            .then_some(length)
     }
 
     /// Returns the server of a case that needs one.
     pub fn server(&self) -> &dyn Server {
-        self.target.server().expect("a case for stores with a server")
+        self.target
+            .server()
+            .expect("a case for stores with a server")
     }
 
     /// Returns the database of a case that runs on MariaDB only.
@@ -110,9 +121,13 @@ impl Lab {
         self.target.zookeeper().expect("a case for ZooKeeper")
     }
 
-    /// Returns a request for a hold that expires after its TTL on this store, whatever its process does.
+    /// Returns a request for a hold that expires after its TTL on this store, whatever its process
+    /// does.
     pub fn expiring(&self, key: &Key, lease: Duration) -> Request {
-        Request { detached: self.kind.lasts_with_its_process(), ..request(key, lease) }
+        Request {
+            detached: self.kind.lasts_with_its_process(),
+            ..request(key, lease)
+        }
     }
 }
 
@@ -131,12 +146,19 @@ pub fn request(key: &Key, lease: Duration) -> Request {
 
 /// Returns a request with a new token that queues while the lock is busy.
 pub fn waiting(key: &Key, lease: Duration) -> Request {
-    Request { waiting: true, ..request(key, lease) }
+    Request {
+        waiting: true,
+        ..request(key, lease)
+    }
 }
 
 /// Returns a request for a hold nested in that of `outer`.
 pub fn nested(outer: &Request) -> Request {
-    Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() }
+    Request {
+        token: outer.token.nested(),
+        entry: Entry::Reenter,
+        ..outer.clone()
+    }
 }
 
 pub fn runner(host: &str) -> Metadata {
@@ -150,10 +172,14 @@ pub fn runner(host: &str) -> Metadata {
     }
 }
 
-/// Asks again, as the core does, if the store gave up within its short time limit: no majority of Redlock's servers answered, or the
-/// transactions in front of this one took longer than a statement of MySQL waits for a row. The whole machine may have stalled.
+/// Asks again, as the core does, if the store gave up within its short time limit: no majority of
+/// Redlock's servers answered, or the transactions in front of this one took longer than a
+/// statement of MySQL waits for a row. The whole machine may have stalled.
 pub async fn unless_stalled<T>(mut ask: impl AsyncFnMut() -> Result<T>) -> Result<T> {
-    let stalled = |text: &str| text.contains("no answer in time") || text.contains("locked by another client's transaction");
+    let stalled = |text: &str| {
+        text.contains("no answer in time")
+            || text.contains("locked by another client's transaction")
+    };
     for _ in 0..20 {
         match ask().await {
             Err(error) if error.is_transient() && stalled(&error.to_string()) => {}
@@ -176,21 +202,30 @@ impl Client {
         for _ in 0..20 {
             let began = std::time::Instant::now();
             match unless_stalled(async || self.0.try_acquire(request).await).await {
-                // A session ends after a lease without a request, and the machine may stall for a short one between two of this attempt's.
+                // A session ends after a lease without a request, and the machine may stall for a
+                // short one between two of this attempt's.
                 Err(error) if error.is_transient() && began.elapsed() >= request.ttl.get() => {}
-                // Two cases of this process connected in the same instant, which two dlock processes can't.
-                Err(error) if error.to_string().contains("the connection's socket is not to be found") => {}
+                // Two cases of this process connected in the same instant, which two dlock
+                // processes can't.
+                Err(error)
+                    if error
+                        .to_string()
+                        .contains("the connection's socket is not to be found") => {}
                 answer => return answer.unwrap_or_else(|error| panic!("acquire: {error:?}")),
             }
         }
         panic!("acquire: the connection could not be identified")
     }
 
-    /// Takes a lock that must be free. Repeats the request, as the core does, while the lock is busy only in passing.
+    /// Takes a lock that must be free. Repeats the request, as the core does, while the lock is
+    /// busy only in passing.
     pub async fn take(&mut self, request: &Request) -> Grant {
         let until = tokio::time::Instant::now() + stretched(Duration::from_millis(100));
         let mut attempt = self.attempt(request).await;
-        while let Attempt::Busy(Busy { transient: true, .. }) = attempt {
+        while let Attempt::Busy(Busy {
+            transient: true, ..
+        }) = attempt
+        {
             let left = until.saturating_duration_since(tokio::time::Instant::now());
             if left.is_zero() {
                 break;
@@ -221,7 +256,12 @@ impl Client {
     }
 
     pub async fn renew(&mut self, of: &Request, lease: Option<Duration>) -> Renewal {
-        let answer = unless_stalled(async || self.0.renew(&of.key, &of.token, lease.map(ttl).into()).await).await;
+        let answer = unless_stalled(async || {
+            self.0
+                .renew(&of.key, &of.token, lease.map(ttl).into())
+                .await
+        })
+        .await;
         answer.unwrap_or_else(|error| panic!("renew: {error:?}"))
     }
 
@@ -234,21 +274,33 @@ impl Client {
     }
 
     pub async fn release(&mut self, of: &Request, scope: Scope) -> Release {
-        let answer = unless_stalled(async || self.0.release(&of.key, &of.token, &scope.into()).await).await;
+        let answer =
+            unless_stalled(async || self.0.release(&of.key, &of.token, &scope.into()).await).await;
         answer.unwrap_or_else(|error| panic!("release: {error:?}"))
     }
 
     /// Releases a hold that must be the only one.
     pub async fn free(&mut self, of: &Request) {
-        assert_eq!(self.release(of, Scope::Hold).await, Release::Released, "{}", of.key);
+        assert_eq!(
+            self.release(of, Scope::Hold).await,
+            Release::Released,
+            "{}",
+            of.key
+        );
     }
 
     pub async fn wait(&mut self, of: &Request, at_most: Duration) -> Wake {
-        self.0.wait(of, at_most).await.unwrap_or_else(|error| panic!("wait: {error:?}"))
+        self.0
+            .wait(of, at_most)
+            .await
+            .unwrap_or_else(|error| panic!("wait: {error:?}"))
     }
 
     pub async fn leave_queue(&mut self, of: &Request) {
-        self.0.leave_queue(of).await.unwrap_or_else(|error| panic!("leave_queue: {error:?}"));
+        self.0
+            .leave_queue(of)
+            .await
+            .unwrap_or_else(|error| panic!("leave_queue: {error:?}"));
     }
 
     pub async fn inspect(&mut self, key: &Key) -> LockState {
@@ -267,7 +319,10 @@ impl Client {
     pub async fn keys(&mut self, start: &str) -> Vec<String> {
         let found = unless_stalled(async || self.0.list(start, &Progress::default()).await).await;
         let found = found.unwrap_or_else(|error| panic!("list: {error:?}"));
-        found.into_iter().map(|state| state.key.to_string()).collect()
+        found
+            .into_iter()
+            .map(|state| state.key.to_string())
+            .collect()
     }
 
     /// Waits for the lock as the core does: requests, sleeps until woken, requests again.

@@ -9,7 +9,11 @@ use crate::lab::{Client, Lab};
 impl Lab {
     /// Returns the value for the case's server.
     pub fn either<T>(&self, postgres: T, mariadb: T) -> T {
-        if self.kind.is_postgres() { postgres } else { mariadb }
+        if self.kind.is_postgres() {
+            postgres
+        } else {
+            mariadb
+        }
     }
 
     /// Returns the server's answer to statements in the case's database; NULL as text.
@@ -17,23 +21,35 @@ impl Lab {
     pub fn sql(&self, statements: &str) -> Vec<Vec<String>> {
         if self.kind.is_postgres() {
             let text = |value: Option<String>| value.unwrap_or_else(|| "NULL".into());
-            self.postgres().sql(statements).into_iter().map(|row| row.into_iter().map(text).collect()).collect()
+            self.postgres()
+                .sql(statements)
+                .into_iter()
+                .map(|row| row.into_iter().map(text).collect())
+                .collect()
         } else {
             self.mariadb().sql(statements)
         }
     }
 
-    /// dlock ends no session that began within two seconds of its MySQL server's start: an earlier one may have had the same number.
+    /// dlock ends no session that began within two seconds of its MySQL server's start: an earlier
+    /// one may have had the same number.
     pub async fn until_sessions_can_be_ended(&self) {
         if self.kind.speaks_mysql() {
-            let up = self.sql("SHOW GLOBAL STATUS LIKE 'Uptime'")[0][1].parse().expect("seconds");
-            self.pass(Duration::from_secs(3).saturating_sub(Duration::from_secs(up))).await;
+            let up = self.sql("SHOW GLOBAL STATUS LIKE 'Uptime'")[0][1]
+                .parse()
+                .expect("seconds");
+            self.pass(Duration::from_secs(3).saturating_sub(Duration::from_secs(up)))
+                .await;
         }
     }
 
     /// Runs statements in the background.
     pub fn meanwhile(&self, statements: &str) -> JoinHandle<()> {
-        if self.kind.is_postgres() { self.postgres().meanwhile(statements) } else { self.mariadb().meanwhile(statements) }
+        if self.kind.is_postgres() {
+            self.postgres().meanwhile(statements)
+        } else {
+            self.mariadb().meanwhile(statements)
+        }
     }
 
     /// Returns a client in the case's mode with changed options.
@@ -49,7 +65,8 @@ impl Lab {
         })
     }
 
-    /// Locks as ShedLock does with `usingDbTime` and this lockAtMostFor. Returns whether ShedLock took the lock.
+    /// Locks as ShedLock does with `usingDbTime` and this lockAtMostFor. Returns whether ShedLock
+    /// took the lock.
     pub fn shedlock(&self, table: &str, name: &str, seconds: u64) -> bool {
         if self.kind.is_postgres() {
             let most = format!("{seconds} seconds");
@@ -63,7 +80,10 @@ impl Lab {
             return !self.sql(&take).is_empty();
         }
         // ShedLock inserts the row, or updates an existing row that is free.
-        let until = format!("TIMESTAMPADD(MICROSECOND, {}, UTC_TIMESTAMP(3))", seconds * 1_000_000);
+        let until = format!(
+            "TIMESTAMPADD(MICROSECOND, {}, UTC_TIMESTAMP(3))",
+            seconds * 1_000_000
+        );
         let insert = format!(
             "INSERT IGNORE INTO {table}(name, lock_until, locked_at, locked_by) VALUES('{name}', {until}, UTC_TIMESTAMP(3), 'web7'); \
              SELECT ROW_COUNT()"
@@ -72,7 +92,9 @@ impl Lab {
             "UPDATE {table} SET lock_until = {until}, locked_at = UTC_TIMESTAMP(3), locked_by = 'web7' \
              WHERE name = '{name}' AND lock_until <= UTC_TIMESTAMP(3); SELECT ROW_COUNT()"
         );
-        [insert, update].iter().any(|sql| self.sql(sql)[0][0] == "1")
+        [insert, update]
+            .iter()
+            .any(|sql| self.sql(sql)[0][0] == "1")
     }
 
     /// Unlocks as ShedLock does without a lockAtLeastFor. Returns whether ShedLock had the lock.

@@ -1,4 +1,5 @@
-//! `dlock break`: the next command never starts while any process of the first holder's tree is alive.
+//! `dlock break`: the next command never starts while any process of the first holder's tree is
+//! alive.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,10 @@ on_every_store!(
 const WHY: &str = "NFS \"hangs\"";
 
 fn breaking(store: &dyn Store, world: &World, options: &[&str]) -> Ended {
-    dlock::run(&store.url(), &[&["break", &world.key, "--yes", "--reason", WHY], options].concat())
+    dlock::run(
+        &store.url(),
+        &[&["break", &world.key, "--yes", "--reason", WHY], options].concat(),
+    )
 }
 
 fn history(store: &dyn Store, world: &World) -> serde_json::Value {
@@ -44,12 +48,18 @@ pub fn a_broken_holder_is_dead_before_the_next_one_starts(store: &dyn Store) {
     let first = world.first();
     let held = fence(&world);
     let second = world.start_second();
-    must("the second run waits", LIMIT, || world.inspect().stdout.contains("\"waiting_for_ms\""));
+    must("the second run waits", LIMIT, || {
+        world.inspect().stdout.contains("\"waiting_for_ms\"")
+    });
     let broken = breaking(store, &world, &["--fence", &held.to_string()]);
     assert_eq!(broken.code(), 0, "{}", broken.stderr);
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
-    assert!(first.stderr.contains("the lock is being broken by") && first.stderr.contains("NFS"), "{}", first.stderr);
+    assert!(
+        first.stderr.contains("the lock is being broken by") && first.stderr.contains("NFS"),
+        "{}",
+        first.stderr
+    );
     let second = second.wait(LIMIT);
     assert_eq!(second.code(), 0, "{}", second.stderr);
     world.assert_no_overlap();
@@ -57,9 +67,22 @@ pub fn a_broken_holder_is_dead_before_the_next_one_starts(store: &dyn Store) {
     world.assert_free();
     let report = history(store, &world);
     let runs = report["runs"].as_array().expect("runs");
-    assert_eq!((&runs[0]["end"], &runs[1]["end"]), (&"ok".into(), &"broken".into()), "{report}");
-    assert_eq!((&runs[1]["fence"], runs.len()), (&held.into(), 2), "{report}");
-    assert!(runs[1]["reason"].as_str().is_some_and(|why| why.contains("NFS")), "{report}");
+    assert_eq!(
+        (&runs[0]["end"], &runs[1]["end"]),
+        (&"ok".into(), &"broken".into()),
+        "{report}"
+    );
+    assert_eq!(
+        (&runs[1]["fence"], runs.len()),
+        (&held.into(), 2),
+        "{report}"
+    );
+    assert!(
+        runs[1]["reason"]
+            .as_str()
+            .is_some_and(|why| why.contains("NFS")),
+        "{report}"
+    );
 }
 
 pub fn a_break_spares_a_new_holder(store: &dyn Store) {
@@ -74,10 +97,18 @@ pub fn a_break_spares_a_new_holder(store: &dyn Store) {
     let nobody = breaking(store, &world, &[]);
     assert_eq!(nobody.code(), 77, "{}", nobody.stderr);
     let report = history(store, &world);
-    assert_eq!((&report["runs"][0]["end"], report["runs"].as_array().map(Vec::len)), (&"exit 5".into(), Some(1)), "{report}");
+    assert_eq!(
+        (
+            &report["runs"][0]["end"],
+            report["runs"].as_array().map(Vec::len)
+        ),
+        (&"exit 5".into(), Some(1)),
+        "{report}"
+    );
 }
 
-/// A stopped holder can't answer. Its guardian kills the tree shortly before the lease ends, and the lock is free after the lease.
+/// A stopped holder can't answer. Its guardian kills the tree shortly before the lease ends, and
+/// the lock is free after the lease.
 pub fn a_stopped_holder_keeps_the_lock_until_its_lease_ends(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first();
@@ -104,25 +135,49 @@ fn an_acquired_lock_lasts_its_lease_unless_broken_with_now(store: &dyn Store) {
     let began = Instant::now();
     let asked = Process::collect({
         let mut command = dlock::command();
-        command.args(["break", &world.key, "--yes", "--reason", WHY]).env("DLOCK_BACKEND", store.url());
+        command
+            .args(["break", &world.key, "--yes", "--reason", WHY])
+            .env("DLOCK_BACKEND", store.url());
         command
     });
-    must("the break is requested", LIMIT, || world.inspect().stdout.contains("\"seen\":false"));
+    must("the break is requested", LIMIT, || {
+        world.inspect().stdout.contains("\"seen\":false")
+    });
     let renewed = dlock::run(&store.url(), &["renew", &world.key, "--token", &token]);
     assert_eq!(renewed.code(), 77, "{}", renewed.stderr);
-    assert!(renewed.stderr.contains("being broken"), "{}", renewed.stderr);
+    assert!(
+        renewed.stderr.contains("being broken"),
+        "{}",
+        renewed.stderr
+    );
     let asked = asked.wait(LIMIT);
     assert_eq!(asked.code(), 0, "{}", asked.stderr);
-    assert!(began.elapsed() > Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() > Duration::from_secs(2),
+        "{:?}",
+        began.elapsed()
+    );
     world.assert_free();
     let token = acquire("20s");
     let began = Instant::now();
     let at_once = breaking(store, &world, &["--now"]);
     assert_eq!(at_once.code(), 0, "{}", at_once.stderr);
-    assert!(world.is_free() && began.elapsed() < stretched(Duration::from_secs(10)), "{:?}", began.elapsed());
-    assert_eq!(dlock::run(&store.url(), &["release", &world.key, "--token", &token]).code(), 77);
+    assert!(
+        world.is_free() && began.elapsed() < stretched(Duration::from_secs(10)),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(
+        dlock::run(&store.url(), &["release", &world.key, "--token", &token]).code(),
+        77
+    );
     let report = history(store, &world);
-    let ends: Vec<_> = report["runs"].as_array().expect("runs").iter().map(|run| run["end"].clone()).collect();
+    let ends: Vec<_> = report["runs"]
+        .as_array()
+        .expect("runs")
+        .iter()
+        .map(|run| run["end"].clone())
+        .collect();
     assert_eq!(ends, ["broken", "broken"], "{report}");
 }
 
@@ -132,15 +187,26 @@ fn an_interrupted_break_stays_requested(store: &dyn Store) {
     assert_eq!(taken.code(), 0, "{}", taken.stderr);
     let asked = Process::collect({
         let mut command = dlock::command();
-        command.args(["break", &world.key, "--yes", "--reason", WHY]).env("DLOCK_BACKEND", store.url());
+        command
+            .args(["break", &world.key, "--yes", "--reason", WHY])
+            .env("DLOCK_BACKEND", store.url());
         command
     });
-    must("the break is requested", LIMIT, || world.inspect().stdout.contains("\"seen\":false"));
+    must("the break is requested", LIMIT, || {
+        world.inspect().stdout.contains("\"seen\":false")
+    });
     asked.signal(Signal::INT);
     let asked = asked.wait(LIMIT);
     assert_eq!(asked.code(), 130, "{}", asked.stderr);
     let state = world.inspect().stdout;
     assert!(!world.is_free() && state.contains("hangs"), "{state}");
-    assert_eq!(dlock::run(&store.url(), &["release", &world.key, "--token", taken.stdout.trim()]).code(), 0);
+    assert_eq!(
+        dlock::run(
+            &store.url(),
+            &["release", &world.key, "--token", taken.stdout.trim()]
+        )
+        .code(),
+        0
+    );
     world.assert_free();
 }

@@ -1,7 +1,9 @@
-//! The crontabs of five nodes that run two hundred ticks as real processes. Clocks differ, nodes die in the middle of a run and lose the
-//! store. No tick runs twice, a tick is missed only if no node could run it, and every skip has a known reason.
+//! The crontabs of five nodes that run two hundred ticks as real processes. Clocks differ, nodes
+//! die in the middle of a run and lose the store. No tick runs twice, a tick is missed only if no
+//! node could run it, and every skip has a known reason.
 //!
-//! A minute is six seconds here (up to nine on a busy machine); other times shrink with it. `DLOCK_CRONTAB_MINUTE=60s` sets its length.
+//! A minute is six seconds here (up to nine on a busy machine); other times shrink with it.
+//! `DLOCK_CRONTAB_MINUTE=60s` sets its length.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +34,8 @@ on_store!(etcd: each_tick_of_five_crontabs_is_run_once);
 on_store!(zookeeper: each_tick_of_five_crontabs_is_run_once);
 
 const NODES: usize = 5;
-/// The jobs of all crontabs, each with its own ticks. One half of them has larger clock errors than the other.
+/// The jobs of all crontabs, each with its own ticks. One half of them has larger clock errors than
+/// the other.
 const JOBS: usize = 20;
 const TICKS: usize = 10;
 /// Standard deviation and limit of the clock errors, in fractions of a minute.
@@ -73,13 +76,17 @@ struct Outcome {
 
 impl Outcome {
     fn says(&self, result: &str) -> bool {
-        self.verdict.as_ref().is_some_and(|verdict| verdict["result"] == result)
+        self.verdict
+            .as_ref()
+            .is_some_and(|verdict| verdict["result"] == result)
     }
 }
 
 /// Returns the length of a minute in these crontabs.
 fn minute() -> Duration {
-    let asked = std::env::var("DLOCK_CRONTAB_MINUTE").ok().map(|asked| humantime::parse_duration(&asked).expect("a length of time"));
+    let asked = std::env::var("DLOCK_CRONTAB_MINUTE")
+        .ok()
+        .map(|asked| humantime::parse_duration(&asked).expect("a length of time"));
     asked.unwrap_or_else(|| Duration::from_secs(5) + Duration::from_secs(1) * support::slowness())
 }
 
@@ -104,7 +111,13 @@ fn firings(dice: &mut Dice, minute: Duration) -> Vec<Firing> {
                 }
                 let skew = (dice.normal() * deviation).clamp(-LIMIT, LIMIT);
                 let at = nominal + minute.mul_f64(LIMIT + skew);
-                all.push(Firing { at, job, tick, node, dies: dies == Some(node) });
+                all.push(Firing {
+                    at,
+                    job,
+                    tick,
+                    node,
+                    dies: dies == Some(node),
+                });
             }
         }
     }
@@ -119,7 +132,9 @@ fn outages(dice: &mut Dice, minute: Duration) -> Vec<Vec<(Duration, Duration)>> 
         let from = ticks.mul_f64(f64::midpoint(half, dice.part() * 0.7));
         (from, from + minute.mul_f64(0.5 + dice.part()))
     };
-    (0..NODES).map(|_| vec![one(dice, 0.1), one(dice, 1.1)]).collect()
+    (0..NODES)
+        .map(|_| vec![one(dice, 0.1), one(dice, 1.1)])
+        .collect()
 }
 
 /// One store runs its crontabs at a time: a small machine can't start more processes at once.
@@ -130,7 +145,12 @@ fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
     let seed = ::dlock::lock::random() | 1;
     let (mut dice, minute) = (Dice(seed), minute());
     let (firings, outages) = (firings(&mut dice, minute), outages(&mut dice, minute));
-    let (folder, keys) = (support::folder(), (0..JOBS).map(|_| dlock::unique("crontab")).collect::<Vec<_>>());
+    let (folder, keys) = (
+        support::folder(),
+        (0..JOBS)
+            .map(|_| dlock::unique("crontab"))
+            .collect::<Vec<_>>(),
+    );
     let _sweeps: Vec<Sweep> = keys.iter().cloned().map(Sweep).collect();
     let mut proxies: Vec<Proxy> = (0..NODES).map(|_| Proxy::to(store.port())).collect();
     let urls: Vec<String> = proxies.iter().map(|proxy| store.through(proxy)).collect();
@@ -144,7 +164,9 @@ fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
     while left.peek().is_some() || !running.is_empty() {
         let now = began.elapsed();
         for (node, proxy) in proxies.iter_mut().enumerate() {
-            let cut = outages[node].iter().any(|(from, to)| (*from..*to).contains(&now));
+            let cut = outages[node]
+                .iter()
+                .any(|(from, to)| (*from..*to).contains(&now));
             if std::mem::replace(&mut is_cut[node], cut) != cut {
                 proxy.set(if cut { Mode::BlackHole } else { Mode::Pass });
                 if !cut {
@@ -161,7 +183,9 @@ fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
         }
         let mut going = Vec::new();
         for mut fired in running {
-            let ran = fired.firing.dies && fs::read_to_string(log(fired.firing.job)).is_ok_and(|log| log.contains(&fired.tag));
+            let ran = fired.firing.dies
+                && fs::read_to_string(log(fired.firing.job))
+                    .is_ok_and(|log| log.contains(&fired.tag));
             if ran {
                 // All processes at once, like a machine that fails.
                 for stat in procfs::tagged(&fired.tag) {
@@ -179,7 +203,10 @@ fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
         running = going;
         thread::sleep(Duration::from_millis(5));
     }
-    let outcomes: Vec<Outcome> = over.into_iter().map(|over| over.join().expect("an outcome")).collect();
+    let outcomes: Vec<Outcome> = over
+        .into_iter()
+        .map(|over| over.join().expect("an outcome"))
+        .collect();
     let skipped = check(seed, &outcomes, &log);
     // The history is read after the last tick.
     let (url, mut remembered) = (store.url(), 0);
@@ -189,30 +216,84 @@ fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
         let report: Value = serde_json::from_str(&report.stdout).expect("JSON");
         for skip in report["skips"].as_array().expect("skips") {
             let reason = skip["reason"].as_str().unwrap_or_default();
-            assert!(reason == "busy" || reason.starts_with("once per "), "{report}");
+            assert!(
+                reason == "busy" || reason.starts_with("once per "),
+                "{report}"
+            );
             remembered += skip["count"].as_u64().unwrap_or_default();
         }
     }
     // dlock doesn't wait for a skip note if the store doesn't answer, and may send one twice.
-    assert!(remembered * 10 >= skipped * 9 && remembered <= skipped + skipped / 10, "{remembered} skips of {skipped} are in the history");
+    assert!(
+        remembered * 10 >= skipped * 9 && remembered <= skipped + skipped / 10,
+        "{remembered} skips of {skipped} are in the history"
+    );
 }
 
-fn fire(firing: Firing, keys: &[String], urls: &[String], log: &dyn Fn(usize) -> PathBuf, minute: Duration) -> Fired {
+fn fire(
+    firing: Firing,
+    keys: &[String],
+    urls: &[String],
+    log: &dyn Fn(usize) -> PathBuf,
+    minute: Duration,
+) -> Fired {
     let key = &keys[firing.job];
     let tag = format!("{key}-{}-{}", firing.tick, firing.node);
     let mut command = dlock::command();
-    let (period, ttl) = (format!("{}ms", minute.as_millis()), format!("{}ms", (minute / 3).as_millis()));
-    let (host, length) = (format!("node-{}", firing.node), if firing.dies { 60.0 } else { minute.as_secs_f64() / 30.0 });
-    command.args(["run", "-k", key, "--once-per", &period, "--ttl", &ttl, "--host", &host]);
-    command.args(["--backend-timeout", "1s", "--json", "--", "sh", "-c", "echo \"$1 $2 $4\" >> \"$0\"; sleep $3"]).arg(log(firing.job));
-    command.args([firing.tick.to_string(), firing.node.to_string(), length.to_string(), tag.clone()]);
+    let (period, ttl) = (
+        format!("{}ms", minute.as_millis()),
+        format!("{}ms", (minute / 3).as_millis()),
+    );
+    let (host, length) = (
+        format!("node-{}", firing.node),
+        if firing.dies {
+            60.0
+        } else {
+            minute.as_secs_f64() / 30.0
+        },
+    );
+    command.args([
+        "run",
+        "-k",
+        key,
+        "--once-per",
+        &period,
+        "--ttl",
+        &ttl,
+        "--host",
+        &host,
+    ]);
+    command
+        .args([
+            "--backend-timeout",
+            "1s",
+            "--json",
+            "--",
+            "sh",
+            "-c",
+            "echo \"$1 $2 $4\" >> \"$0\"; sleep $3",
+        ])
+        .arg(log(firing.job));
+    command.args([
+        firing.tick.to_string(),
+        firing.node.to_string(),
+        length.to_string(),
+        tag.clone(),
+    ]);
     command.env("DLOCK_BACKEND", &urls[firing.node]);
-    Fired { firing, began: Instant::now(), process: Process::collect(command), tag }
+    Fired {
+        firing,
+        began: Instant::now(),
+        process: Process::collect(command),
+        tag,
+    }
 }
 
 fn ended(fired: Fired, outages: &[Vec<(Duration, Duration)>], began: Instant) -> Outcome {
     let (from, to) = (fired.began - began, began.elapsed());
-    let cut = outages[fired.firing.node].iter().any(|(since, until)| from <= *until + Duration::from_millis(100) && to >= *since);
+    let cut = outages[fired.firing.node]
+        .iter()
+        .any(|(since, until)| from <= *until + Duration::from_millis(100) && to >= *since);
     let ended = fired.process.wait(Duration::from_secs(120));
     Outcome {
         tick: (fired.firing.job, fired.firing.tick),
@@ -220,7 +301,10 @@ fn ended(fired: Fired, outages: &[Vec<(Duration, Duration)>], began: Instant) ->
         cut,
         dies: fired.firing.dies,
         from,
-        verdict: ended.stderr.lines().find_map(|line| serde_json::from_str(line).ok()),
+        verdict: ended
+            .stderr
+            .lines()
+            .find_map(|line| serde_json::from_str(line).ok()),
         stderr: ended.stderr,
     }
 }
@@ -230,30 +314,60 @@ fn check(seed: u64, outcomes: &[Outcome], log: &dyn Fn(usize) -> PathBuf) -> u64
     let mut ran: BTreeMap<(usize, usize), Vec<String>> = BTreeMap::new();
     for job in 0..JOBS {
         for line in support::lines(&log(job)) {
-            let tick = line.split(' ').next().and_then(|tick| tick.parse().ok()).expect("a tick");
+            let tick = line
+                .split(' ')
+                .next()
+                .and_then(|tick| tick.parse().ok())
+                .expect("a tick");
             ran.entry((job, tick)).or_default().push(line);
         }
     }
     if let Some((tick, runs)) = ran.iter().find(|(_, runs)| runs.len() > 1) {
-        let said: Vec<_> = outcomes.iter().filter(|outcome| outcome.tick == *tick).collect();
+        let said: Vec<_> = outcomes
+            .iter()
+            .filter(|outcome| outcome.tick == *tick)
+            .collect();
         panic!("seed {seed}: a tick ran twice: {runs:?}; {said:#?}");
     }
     let mut missed = BTreeSet::new();
     let mut skips: BTreeMap<String, usize> = BTreeMap::new();
     for outcome in outcomes {
-        let Outcome { tick, node, cut, from, verdict, stderr, .. } = outcome;
-        let started = ran.get(tick).is_some_and(|runs| runs[0].starts_with(&format!("{} {node} ", tick.1)));
+        let Outcome {
+            tick,
+            node,
+            cut,
+            from,
+            verdict,
+            stderr,
+            ..
+        } = outcome;
+        let started = ran
+            .get(tick)
+            .is_some_and(|runs| runs[0].starts_with(&format!("{} {node} ", tick.1)));
         if started {
             continue;
         }
-        let said = verdict.as_ref().map(|verdict| (verdict["result"].as_str().unwrap_or_default(), &verdict["refused"]["reason"]));
+        let said = verdict.as_ref().map(|verdict| {
+            (
+                verdict["result"].as_str().unwrap_or_default(),
+                &verdict["refused"]["reason"],
+            )
+        });
         let reason = match said {
             Some(("busy", Value::String(reason))) => reason.clone(),
             Some(("busy", _)) => "busy".into(),
             Some(("error" | "lost", _)) if *cut => "cut off".into(),
             // The store and all nodes share one machine.
-            Some(("error", _)) if verdict.as_ref().is_some_and(|verdict| verdict["error"]["kind"] == "timeout") => "too slow".into(),
-            _ => panic!("seed {seed}: tick {tick:?} on node {node} after {from:?}, cut off: {cut}: no reason in {verdict:?}; {stderr}"),
+            Some(("error", _))
+                if verdict
+                    .as_ref()
+                    .is_some_and(|verdict| verdict["error"]["kind"] == "timeout") =>
+            {
+                "too slow".into()
+            }
+            _ => panic!(
+                "seed {seed}: tick {tick:?} on node {node} after {from:?}, cut off: {cut}: no reason in {verdict:?}; {stderr}"
+            ),
         };
         if !ran.contains_key(tick) {
             missed.insert(*tick);
@@ -265,10 +379,18 @@ fn check(seed: u64, outcomes: &[Outcome], log: &dyn Fn(usize) -> PathBuf) -> u64
         // A node that was cut off at that moment got the lock, or every node was cut off.
         let of_tick = || outcomes.iter().filter(|outcome| outcome.tick == *tick);
         let lost_with_its_node = of_tick().any(|outcome| outcome.cut || outcome.says("error"));
-        let said: Vec<_> = of_tick().map(|outcome| (outcome.node, outcome.cut, &outcome.verdict)).collect();
-        assert!(lost_with_its_node, "seed {seed}: tick {tick:?} was missed: {said:#?}");
+        let said: Vec<_> = of_tick()
+            .map(|outcome| (outcome.node, outcome.cut, &outcome.verdict))
+            .collect();
+        assert!(
+            lost_with_its_node,
+            "seed {seed}: tick {tick:?} was missed: {said:#?}"
+        );
     }
-    let died = outcomes.iter().filter(|outcome| outcome.dies && outcome.verdict.is_none()).count();
+    let died = outcomes
+        .iter()
+        .filter(|outcome| outcome.dies && outcome.verdict.is_none())
+        .count();
     support::say(&format!(
         "{} ticks of {}, {} run, {} missed; {died} nodes died in a run; skips: {skips:?}; seed {seed}",
         fired.len(),
@@ -278,8 +400,20 @@ fn check(seed: u64, outcomes: &[Outcome], log: &dyn Fn(usize) -> PathBuf) -> u64
     ));
     // At least 90 %; on a machine that delays its nodes, at least 75 %.
     let slowness = support::slowness() as usize;
-    assert!(ran.len() * 20 >= fired.len() * (19 - slowness), "seed {seed}: {} of {} ticks ran", ran.len(), fired.len());
+    assert!(
+        ran.len() * 20 >= fired.len() * (19 - slowness),
+        "seed {seed}: {} of {} ticks ran",
+        ran.len(),
+        fired.len()
+    );
     let slow = skips.get("too slow").copied().unwrap_or_default();
-    assert!(slow * 20 <= outcomes.len() * slowness, "seed {seed}: {slow} of {} had no answer", outcomes.len());
-    outcomes.iter().filter(|outcome| outcome.says("busy")).count() as u64
+    assert!(
+        slow * 20 <= outcomes.len() * slowness,
+        "seed {seed}: {slow} of {} had no answer",
+        outcomes.len()
+    );
+    outcomes
+        .iter()
+        .filter(|outcome| outcome.says("busy"))
+        .count() as u64
 }

@@ -12,7 +12,8 @@ use crate::{
     },
 };
 
-/// A deployment that several tests use at once, each for its own locks and without faults. The last test stops it.
+/// A deployment that several tests use at once, each for its own locks and without faults. The last
+/// test stops it.
 pub struct Shared<T>(Arc<T>);
 
 impl<T> Shared<T> {
@@ -65,7 +66,12 @@ fn lock(key: &str) -> String {
 
 /// A deployment for this test alone.
 pub fn own_sentinel(test: &str) -> Option<Deployment> {
-    support::have(test, &["redis-server"]).then(|| Deployment::with(&Plan { durable: true, ..Plan::default() }))
+    support::have(test, &["redis-server"]).then(|| {
+        Deployment::with(&Plan {
+            durable: true,
+            ..Plan::default()
+        })
+    })
 }
 
 impl Store for Deployment {
@@ -134,7 +140,9 @@ impl Replicated for Cluster {
     fn kill_voters(&mut self, key: &str, most: bool) {
         let of_lock = self.master(key);
         let masters = usize::from(MASTERS);
-        let others = (0..masters).filter(|nth| *nth != of_lock % masters).take(if most { 2 } else { 1 });
+        let others = (0..masters)
+            .filter(|nth| *nth != of_lock % masters)
+            .take(if most { 2 } else { 1 });
         for nth in others.collect::<Vec<_>>() {
             self.nodes[nth].kill();
             if most {

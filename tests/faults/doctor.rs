@@ -1,4 +1,5 @@
-//! `dlock doctor` on servers that are healthy, badly configured, silent or down, and the data that it leaves in the store.
+//! `dlock doctor` on servers that are healthy, badly configured, silent or down, and the data that
+//! it leaves in the store.
 
 use std::time::Duration;
 
@@ -21,29 +22,44 @@ fn the_exit_status_shows_the_worst_finding() {
     let mut server = Redis::durable();
     let fine = dlock::run(&server.url(), &["doctor"]);
     assert_eq!(fine.code(), 0, "{fine:?}");
-    assert!(fine.stderr.is_empty() && fine.stdout.ends_with("all is well\n"), "{fine:?}");
+    assert!(
+        fine.stderr.is_empty() && fine.stdout.ends_with("all is well\n"),
+        "{fine:?}"
+    );
     server.command(&["CONFIG", "SET", "appendonly", "no"]);
     assert_eq!(dlock::run(&server.url(), &["doctor"]).code(), 1);
     server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let bad = dlock::run(&server.url(), &["doctor", "-q"]);
     assert_eq!(bad.code(), 2, "{bad:?}");
-    assert!(bad.stdout.contains("UNSAFE  maxmemory-policy allkeys-lru") && bad.stdout.contains("fix: CONFIG SET"), "{bad:?}");
+    assert!(
+        bad.stdout.contains("UNSAFE  maxmemory-policy allkeys-lru")
+            && bad.stdout.contains("fix: CONFIG SET"),
+        "{bad:?}"
+    );
     assert_eq!(keys(&server), [COUNTER]);
     server.freeze();
     let silent = dlock::run(&server.url(), &["doctor", "--backend-timeout", "1s"]);
     server.thaw();
-    assert!(silent.code() == 69 && silent.took < stretched(Duration::from_secs(5)), "{silent:?}");
+    assert!(
+        silent.code() == 69 && silent.took < stretched(Duration::from_secs(5)),
+        "{silent:?}"
+    );
     server.kill();
     assert_eq!(dlock::run(&server.url(), &["doctor"]).code(), 69);
 }
 
 #[test]
 fn concurrent_and_interrupted_doctors_leave_nothing_behind() {
-    if !have("concurrent_and_interrupted_doctors_leave_nothing_behind", &[Redis::PROGRAM]) {
+    if !have(
+        "concurrent_and_interrupted_doctors_leave_nothing_behind",
+        &[Redis::PROGRAM],
+    ) {
         return;
     }
     let server = Redis::durable();
-    let both: Vec<_> = (0..2).map(|_| dlock::spawn(&server.url(), &["doctor"])).collect();
+    let both: Vec<_> = (0..2)
+        .map(|_| dlock::spawn(&server.url(), &["doctor"]))
+        .collect();
     for one in both {
         let ended = one.wait(dlock::LIMIT);
         assert_eq!(ended.code(), 0, "{ended:?}");
@@ -56,5 +72,9 @@ fn concurrent_and_interrupted_doctors_leave_nothing_behind() {
         let code = one.wait(dlock::LIMIT).code();
         assert!([0, 143].contains(&code), "after {ms} ms: {code}");
     }
-    must("only the fence counter is left", Duration::from_secs(1), || keys(&server) == [COUNTER]);
+    must(
+        "only the fence counter is left",
+        Duration::from_secs(1),
+        || keys(&server) == [COUNTER],
+    );
 }

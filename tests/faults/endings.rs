@@ -1,4 +1,5 @@
-//! Signals before and after the lock is taken, commands that ignore them, and processes that outlive the command.
+//! Signals before and after the lock is taken, commands that ignore them, and processes that
+//! outlive the command.
 
 use std::time::{Duration, Instant};
 
@@ -27,13 +28,20 @@ pub fn signals_while_waiting_leave_nothing_behind(store: &dyn Store) {
     let holder = world.start(&[], "exec sleep 60");
     must("the lock is held", LIMIT, || !world.is_free());
     for signal in ENDING {
-        let waiter = world.start(&["-w", "forever"], &format!("touch {}", shell(&world.path("ran"))));
+        let waiter = world.start(
+            &["-w", "forever"],
+            &format!("touch {}", shell(&world.path("ran"))),
+        );
         must("the run waits", LIMIT, || waiting(&world) == 1);
         let began = Instant::now();
         waiter.signal(signal);
         let ended = waiter.wait(LIMIT);
         assert_eq!(ended.code(), 128 + signal.as_raw(), "{}", ended.stderr);
-        assert!(began.elapsed() < stretched(Duration::from_secs(2)), "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() < stretched(Duration::from_secs(2)),
+            "{:?}",
+            began.elapsed()
+        );
         assert_eq!(waiting(&world), 0);
     }
     end(holder);
@@ -55,14 +63,25 @@ fn signals_reach_the_command(store: &dyn Store) {
 
 fn a_command_that_handles_a_signal_sets_the_status(store: &dyn Store) {
     let world = World::new(store.url());
-    for (signal, name) in [(Signal::TERM, "TERM"), (Signal::USR1, "USR1"), (Signal::HUP, "HUP")] {
+    for (signal, name) in [
+        (Signal::TERM, "TERM"),
+        (Signal::USR1, "USR1"),
+        (Signal::HUP, "HUP"),
+    ] {
         let ready = shell(&world.path(name));
-        let script = format!("trap 'echo got {name}; exit 7' {name}; touch {ready}; while :; do sleep 0.05; done");
+        let script = format!(
+            "trap 'echo got {name}; exit 7' {name}; touch {ready}; while :; do sleep 0.05; done"
+        );
         let job = world.start(&[], &script);
         must("the command is ready", LIMIT, || world.path(name).exists());
         job.signal(signal);
         let ended = job.wait(LIMIT);
-        assert_eq!((ended.code(), ended.stdout.as_str()), (7, format!("got {name}\n").as_str()), "{}", ended.stderr);
+        assert_eq!(
+            (ended.code(), ended.stdout.as_str()),
+            (7, format!("got {name}\n").as_str()),
+            "{}",
+            ended.stderr
+        );
         assert!(world.is_free());
     }
 }
@@ -82,11 +101,22 @@ fn a_command_that_ignores_term_is_killed_after_the_grace(store: &dyn Store) {
 
 pub fn leftovers_are_waited_for(store: &dyn Store) {
     let world = World::new(store.url());
-    let job = world.start(&[], &world.tagged("setsid sleep TAG & setsid sleep TAG & exit 5"));
-    must("only the descendants are left", LIMIT, || world.tree().iter().all(|stat| stat.name == "sleep") && world.tree().len() == 2);
+    let job = world.start(
+        &[],
+        &world.tagged("setsid sleep TAG & setsid sleep TAG & exit 5"),
+    );
+    must("only the descendants are left", LIMIT, || {
+        world.tree().iter().all(|stat| stat.name == "sleep") && world.tree().len() == 2
+    });
     std::thread::sleep(Duration::from_millis(2500));
-    assert!(!world.is_free(), "the lock is renewed as long as the descendants run");
-    world.tree().iter().for_each(|stat| crate::support::process::signal(stat.pid, Signal::KILL));
+    assert!(
+        !world.is_free(),
+        "the lock is renewed as long as the descendants run"
+    );
+    world
+        .tree()
+        .iter()
+        .for_each(|stat| crate::support::process::signal(stat.pid, Signal::KILL));
     let ended = job.wait(LIMIT);
     assert_eq!(ended.code(), 5, "{}", ended.stderr);
     assert!(world.is_free());
@@ -94,7 +124,10 @@ pub fn leftovers_are_waited_for(store: &dyn Store) {
 
 pub fn leftovers_are_killed(store: &dyn Store) {
     let world = World::new(store.url());
-    let job = world.start(&["--leftover", "kill"], &world.tagged("setsid sleep TAG & exit 5"));
+    let job = world.start(
+        &["--leftover", "kill"],
+        &world.tagged("setsid sleep TAG & exit 5"),
+    );
     let ended = job.wait(LIMIT);
     assert_eq!(ended.code(), 5, "{}", ended.stderr);
     assert!(world.tree().is_empty(), "{:?}", world.tree());
@@ -103,10 +136,17 @@ pub fn leftovers_are_killed(store: &dyn Store) {
 
 fn leftovers_can_be_left_running(store: &dyn Store) {
     let world = World::new(store.url());
-    let job = world.start(&["--leftover", "leave"], &world.tagged("setsid sleep TAG >/dev/null 2>&1 & exit 5"));
+    let job = world.start(
+        &["--leftover", "leave"],
+        &world.tagged("setsid sleep TAG >/dev/null 2>&1 & exit 5"),
+    );
     let ended = job.wait(LIMIT);
     assert_eq!(ended.code(), 5, "{}", ended.stderr);
-    assert!(ended.stderr.contains("without the lock"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("without the lock"),
+        "{}",
+        ended.stderr
+    );
     assert_eq!(world.tree().len(), 1);
     assert!(world.is_free());
 }
@@ -117,7 +157,9 @@ fn waiting(world: &World) -> usize {
 }
 
 fn running(job: &Process, name: &str) -> bool {
-    crate::support::procfs::descendants(job.pid()).iter().any(|stat| stat.name == name)
+    crate::support::procfs::descendants(job.pid())
+        .iter()
+        .any(|stat| stat.name == name)
 }
 
 fn end(job: Process) {

@@ -1,4 +1,5 @@
-//! dlock, its guardian or both process groups are killed or stopped while a command runs that ignores TERM.
+//! dlock, its guardian or both process groups are killed or stopped while a command runs that
+//! ignores TERM.
 
 use std::time::Duration;
 
@@ -42,7 +43,9 @@ pub fn dlock_stopped(store: &dyn Store) {
     first.signal(Signal::STOP);
     let took = world.second();
     assert!(took < TTL + after_the_lease(), "{took:?}");
-    crate::support::must("the guardian killed the tree", LIMIT, || world.tree().is_empty());
+    crate::support::must("the guardian killed the tree", LIMIT, || {
+        world.tree().is_empty()
+    });
     first.signal(Signal::CONT);
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
@@ -83,20 +86,27 @@ pub fn group_of_dlock_killed(store: &dyn Store) {
     world.assert_free();
 }
 
-/// The tree that the killed command leaves behind keeps the lock. Killing the tree frees the lock at once.
+/// The tree that the killed command leaves behind keeps the lock. Killing the tree frees the lock
+/// at once.
 pub fn command_killed(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first();
     let group = world.tree().iter().map(|stat| stat.group).min().unwrap();
     process::signal(group, Signal::KILL);
     std::thread::sleep(TTL + Duration::from_millis(500));
-    assert!(!world.is_free(), "descendants of the killed command are alive");
+    assert!(
+        !world.is_free(),
+        "descendants of the killed command are alive"
+    );
     for stat in world.tree() {
         process::signal(stat.pid, Signal::KILL);
     }
     // The shell in its own session starts a new sleep for each one that is killed.
     crate::support::must("all processes are gone", LIMIT, || {
-        world.tree().iter().for_each(|stat| process::signal(stat.pid, Signal::KILL));
+        world
+            .tree()
+            .iter()
+            .for_each(|stat| process::signal(stat.pid, Signal::KILL));
         world.tree().is_empty()
     });
     let first = first.wait(LIMIT);
@@ -114,7 +124,10 @@ pub fn dlock_killed_in_a_chain_of_waiters(store: &dyn Store) {
     waiting[1].signal(Signal::TERM);
     first.signal(Signal::KILL);
     world.second();
-    let codes: Vec<_> = waiting.into_iter().map(|waiter| waiter.wait(LIMIT).code()).collect();
+    let codes: Vec<_> = waiting
+        .into_iter()
+        .map(|waiter| waiter.wait(LIMIT).code())
+        .collect();
     assert_eq!(codes, [137, 143, 0]);
     world.assert_gone();
     crate::support::must("no waiter is left over", LIMIT, || world.is_free());
@@ -133,12 +146,21 @@ fn nested_dlock_killed(store: &dyn Store) {
         inner = inner.display(),
     );
     let outer = world.start(&[], &script);
-    crate::support::must("the inner command runs", LIMIT, || world.tree().iter().any(|stat| stat.name == "sleep"));
+    crate::support::must("the inner command runs", LIMIT, || {
+        world.tree().iter().any(|stat| stat.name == "sleep")
+    });
     let pid: u32 = world.file("inner").trim().parse().unwrap();
     process::signal(pid, Signal::KILL);
-    crate::support::must("the inner tree is gone", LIMIT, || !world.tree().iter().any(|stat| stat.name == "sleep"));
+    crate::support::must("the inner tree is gone", LIMIT, || {
+        !world.tree().iter().any(|stat| stat.name == "sleep")
+    });
     assert!(!world.is_free(), "the outer run holds the lock");
     let outer = outer.wait(LIMIT);
-    assert_eq!((outer.code(), world.file("inner.status").trim()), (0, "137"), "{}", outer.stderr);
+    assert_eq!(
+        (outer.code(), world.file("inner.status").trim()),
+        (0, "137"),
+        "{}",
+        outer.stderr
+    );
     world.assert_free();
 }

@@ -69,10 +69,15 @@ fn held(world: &World) {
     must("the lock is held", LIMIT, || !world.is_free());
 }
 
-/// Asserts that the first holder's tree dies in time with status 76, and that a second run meets none of its processes.
+/// Asserts that the first holder's tree dies in time with status 76, and that a second run meets
+/// none of its processes.
 fn stopped_in_time(world: &World, first: support::process::Process, began: Instant) {
     must("the tree is dead", LIMIT, || world.tree().is_empty());
-    assert!(began.elapsed() < support::beyond_stalls(DEAD_BY), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < support::beyond_stalls(DEAD_BY),
+        "{:?}",
+        began.elapsed()
+    );
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
     world.assert_gone();
@@ -85,7 +90,11 @@ fn a_minority_killed(nodes: &mut Nodes) {
     for n in [0, 3] {
         nodes.0[n].kill();
     }
-    assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "the lock is still held");
+    assert_eq!(
+        world.start(&[], "true").wait(LIMIT).code(),
+        75,
+        "the lock is still held"
+    );
     let job = job.wait(LIMIT);
     assert_eq!(job.code(), 0, "{}", job.stderr);
     world.assert_free();
@@ -98,12 +107,19 @@ fn a_minority_frozen(nodes: &mut Nodes) {
     for n in [1, 2] {
         nodes.0[n].freeze();
     }
-    assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "the lock is still held");
+    assert_eq!(
+        world.start(&[], "true").wait(LIMIT).code(),
+        75,
+        "the lock is still held"
+    );
     let job = job.wait(LIMIT);
     assert_eq!(job.code(), 0, "{}", job.stderr);
     let began = Instant::now();
     assert_eq!(world.start(&["--ttl", "60s"], "true").wait(LIMIT).code(), 0);
-    support::say(&format!("redlock: a whole run with two of five nodes frozen took {:?}", began.elapsed()));
+    support::say(&format!(
+        "redlock: a whole run with two of five nodes frozen took {:?}",
+        began.elapsed()
+    ));
     for n in [1, 2] {
         nodes.0[n].thaw();
     }
@@ -119,7 +135,11 @@ fn a_minority_cut_off(nodes: &mut Nodes) {
         for n in [0, 4] {
             fronts[n].set(mode);
         }
-        assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "the lock is still held");
+        assert_eq!(
+            world.start(&[], "true").wait(LIMIT).code(),
+            75,
+            "the lock is still held"
+        );
         let job = job.wait(LIMIT);
         assert_eq!(job.code(), 0, "{mode:?}: {}", job.stderr);
         // The part of the hold that couldn't be released expires.
@@ -134,7 +154,9 @@ fn a_majority_killed(nodes: &mut Nodes) {
         nodes.0[n].kill();
     }
     stopped_in_time(&world, first, Instant::now());
-    let second = world.start(&["--backend-timeout", "1s"], "touch ran").wait(LIMIT);
+    let second = world
+        .start(&["--backend-timeout", "1s"], "touch ran")
+        .wait(LIMIT);
     assert_eq!(second.code(), 69, "{}", second.stderr);
     assert!(second.stderr.contains("2 of 5 nodes"), "{}", second.stderr);
     for n in [0, 2, 4] {
@@ -167,9 +189,13 @@ fn a_majority_cut_off(nodes: &mut Nodes) {
         for n in [1, 2, 3] {
             fronts[n].set(mode);
         }
-        // The second holder reaches all nodes; the first one goes on renewing the other two until it gives up.
+        // The second holder reaches all nodes; the first one goes on renewing the other two until
+        // it gives up.
         let took = world.second();
-        assert!(took < TTL * 2 + stretched(Duration::from_secs(2)), "{took:?}");
+        assert!(
+            took < TTL * 2 + stretched(Duration::from_secs(2)),
+            "{took:?}"
+        );
         assert!(began.elapsed() > TTL / 2);
         let first = first.wait(LIMIT);
         assert_eq!(first.code(), 76, "{mode:?}: {}", first.stderr);
@@ -179,8 +205,14 @@ fn a_majority_cut_off(nodes: &mut Nodes) {
 }
 
 fn all_cut_off_by_the_network(nodes: &mut Nodes) {
-    let Some(netns) = Netns::make("majority::all_cut_off_by_the_network") else { return };
-    let fronts: Vec<Proxy> = nodes.0.iter().map(|node| Proxy::at(netns.host, node.port)).collect();
+    let Some(netns) = Netns::make("majority::all_cut_off_by_the_network") else {
+        return;
+    };
+    let fronts: Vec<Proxy> = nodes
+        .0
+        .iter()
+        .map(|node| Proxy::at(netns.host, node.port))
+        .collect();
     let world = World::new(nodes.url());
     let first = world.first_in(&netns, &through(&fronts));
     netns.cut();
@@ -203,7 +235,11 @@ fn restarted_one_after_the_other_with_their_data(nodes: &mut Nodes) {
         sleep(Duration::from_millis(400));
         assert!(!world.is_free());
     }
-    assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "the lock is still held");
+    assert_eq!(
+        world.start(&[], "true").wait(LIMIT).code(),
+        75,
+        "the lock is still held"
+    );
     let job = job.wait(LIMIT);
     assert_eq!(job.code(), 0, "{}", job.stderr);
     world.assert_free();
@@ -215,14 +251,19 @@ fn one_restarted_without_its_data(nodes: &mut Nodes) {
     held(&world);
     nodes.0[0].restart_empty();
     for _ in 0..3 {
-        assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "the other four remember");
+        assert_eq!(
+            world.start(&[], "true").wait(LIMIT).code(),
+            75,
+            "the other four remember"
+        );
     }
     let job = job.wait(LIMIT);
     assert_eq!(job.code(), 0, "{}", job.stderr);
     world.assert_free();
 }
 
-/// README permits a second grant in between; the test only measures it. The first holder detects the loss and is stopped.
+/// README permits a second grant in between; the test only measures it. The first holder detects
+/// the loss and is stopped.
 fn a_majority_restarted_without_its_data(nodes: &mut Nodes) {
     let world = World::new(nodes.url());
     let first = world.first();
@@ -236,18 +277,27 @@ fn a_majority_restarted_without_its_data(nodes: &mut Nodes) {
     let granted = second.code() == 0;
     stopped_in_time(&world, first, began);
     if granted {
-        assert!(second.stdout.trim().parse::<u64>().ok() > before, "{before:?} {}", second.stdout);
+        assert!(
+            second.stdout.trim().parse::<u64>().ok() > before,
+            "{before:?} {}",
+            second.stdout
+        );
     }
     support::say(&format!(
         "redlock: three of five restarted empty: the next was {}{}",
         if granted { "granted" } else { "refused" },
-        if granted && beside { ", beside the first, with a higher fence" } else { "" }
+        if granted && beside {
+            ", beside the first, with a higher fence"
+        } else {
+            ""
+        }
     ));
     world.second();
     world.assert_free();
 }
 
-/// The example from the literature, measured: three of five nodes have the hold, and one of them loses its data.
+/// The example from the literature, measured: three of five nodes have the hold, and one of them
+/// loses its data.
 fn one_of_a_bare_majority_restarted_without_its_data(nodes: &mut Nodes) {
     let world = World::new(nodes.url());
     for n in [3, 4] {
@@ -263,9 +313,15 @@ fn one_of_a_bare_majority_restarted_without_its_data(nodes: &mut Nodes) {
     let second = world.start(&[], "echo $DLOCK_FENCE").wait(LIMIT);
     let granted = second.code() == 0;
     if granted {
-        assert!(second.stdout.trim().parse::<u64>().ok() > before, "{before:?} {}", second.stdout);
+        assert!(
+            second.stdout.trim().parse::<u64>().ok() > before,
+            "{before:?} {}",
+            second.stdout
+        );
         stopped_in_time(&world, first, began);
-        support::say("redlock: one of a bare majority restarted empty: another was granted beside the first, with a higher fence");
+        support::say(
+            "redlock: one of a bare majority restarted empty: another was granted beside the first, with a higher fence",
+        );
     } else {
         support::say("redlock: one of a bare majority restarted empty: the next was refused");
         drop(first);
@@ -280,7 +336,11 @@ fn deleted_by_another_client(nodes: &mut Nodes) {
     }
     let began = Instant::now();
     must("the tree is dead", LIMIT, || world.tree().is_empty());
-    assert!(began.elapsed() < support::beyond_stalls(TTL / 2), "the next renewal notices: {:?}", began.elapsed());
+    assert!(
+        began.elapsed() < support::beyond_stalls(TTL / 2),
+        "the next renewal notices: {:?}",
+        began.elapsed()
+    );
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
     world.assert_gone();
@@ -296,9 +356,17 @@ fn lost_answers(nodes: &mut Nodes) {
             for front in &fronts[1..4] {
                 front.trap_nth("EVAL", nth, 1, fault);
             }
-            let job = world.start_on(&through(&fronts), &["--ttl", "4s", "--backend-timeout", "3s"], "sleep 1").wait(LIMIT);
+            let job = world
+                .start_on(
+                    &through(&fronts),
+                    &["--ttl", "4s", "--backend-timeout", "3s"],
+                    "sleep 1",
+                )
+                .wait(LIMIT);
             assert_eq!(job.code(), 0, "{fault:?} {nth}: {}", job.stderr);
-            must("the lock is free", Duration::from_secs(6), || world.is_free());
+            must("the lock is free", Duration::from_secs(6), || {
+                world.is_free()
+            });
         }
     }
 }
@@ -309,14 +377,23 @@ fn a_killed_waiter_keeps_no_reader_out(nodes: &mut Nodes) {
     let holder = world.start(&[], "sleep 2");
     held(&world);
     let waiter = world.start(&["-w", "60s"], "true");
-    must("the waiter waits", LIMIT, || world.inspect().stdout.contains("waiting_for"));
+    must("the waiter waits", LIMIT, || {
+        world.inspect().stdout.contains("waiting_for")
+    });
     waiter.signal_group(Signal::KILL);
     let killed = Instant::now();
     assert_eq!(holder.wait(LIMIT).code(), 0);
-    must("a reader gets the lock", LIMIT, || world.start(&["-s"], "true").wait(LIMIT).code() == 0);
-    assert!(killed.elapsed() < stretched(Duration::from_secs(4)), "{:?}", killed.elapsed());
+    must("a reader gets the lock", LIMIT, || {
+        world.start(&["-s"], "true").wait(LIMIT).code() == 0
+    });
+    assert!(
+        killed.elapsed() < stretched(Duration::from_secs(4)),
+        "{:?}",
+        killed.elapsed()
+    );
 }
 
 fn fence(world: &World) -> Option<u64> {
-    serde_json::from_str::<serde_json::Value>(&world.inspect().stdout).unwrap()["last_fence"].as_u64()
+    serde_json::from_str::<serde_json::Value>(&world.inspect().stdout).unwrap()["last_fence"]
+        .as_u64()
 }

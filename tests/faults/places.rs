@@ -27,12 +27,13 @@ pub trait Place: Send + Sync {
     /// Changes the user's password.
     fn set_password(&self, password: &str);
 
-    /// Takes the user's login or rights away, in the nth of the store's ways, and gives back what was taken before. Returns the status of a
-    /// run at this time; `None` if there are no more ways.
+    /// Takes the user's login or rights away, in the nth of the store's ways, and gives back what
+    /// was taken before. Returns the status of a run at this time; `None` if there are no more
+    /// ways.
     fn shut_out(&self, nth: usize) -> Option<i32>;
 
-    /// Ends the first server's service, without a word if `silently` and if the store has such a way. Returns the status of a run that finds
-    /// no other server, unless this one is silent.
+    /// Ends the first server's service, without a word if `silently` and if the store has such a
+    /// way. Returns the status of a run that finds no other server, unless this one is silent.
     fn demote(&mut self, _silently: bool) -> Option<i32> {
         unreachable!("no second server")
     }
@@ -74,13 +75,26 @@ pub fn redis(test: &str, two: bool) -> Option<Box<dyn Place>> {
     place.0.iter().for_each(add_user);
     if let [old, new] = &place.0[..] {
         new.command(&["REPLICAOF", "127.0.0.1", &old.port.to_string()]);
-        must("the replica has the data", LIMIT, || new.text(&["INFO", "replication"]).contains("master_link_status:up"));
+        must("the replica has the data", LIMIT, || {
+            new.text(&["INFO", "replication"])
+                .contains("master_link_status:up")
+        });
     }
     Some(Box::new(place))
 }
 
 fn add_user(server: &Redis) {
-    server.command(&["ACL", "SETUSER", USER, "reset", "on", "~*", "&*", "+@all", &format!(">{PASSWORD}")]);
+    server.command(&[
+        "ACL",
+        "SETUSER",
+        USER,
+        "reset",
+        "on",
+        "~*",
+        "&*",
+        "+@all",
+        &format!(">{PASSWORD}"),
+    ]);
 }
 
 fn change_password(server: &Redis, password: &str) {
@@ -110,8 +124,12 @@ impl Place for OneRedis {
     }
 
     fn demote(&mut self, _: bool) -> Option<i32> {
-        let [old, new] = &self.0[..] else { unreachable!() };
-        must("the replica has the holds", LIMIT, || new.keys().len() == old.keys().len());
+        let [old, new] = &self.0[..] else {
+            unreachable!()
+        };
+        must("the replica has the holds", LIMIT, || {
+            new.keys().len() == old.keys().len()
+        });
         new.command(&["REPLICAOF", "NO", "ONE"]);
         old.command(&["REPLICAOF", "127.0.0.1", &new.port.to_string()]);
         Some(78)
@@ -143,7 +161,9 @@ impl Place for Redlock {
     }
 
     fn set_password(&self, password: &str) {
-        self.0.iter().for_each(|node| change_password(node, password));
+        self.0
+            .iter()
+            .for_each(|node| change_password(node, password));
     }
 
     fn shut_out(&self, nth: usize) -> Option<i32> {
@@ -158,7 +178,10 @@ pub fn is_session(url: &str) -> bool {
 
 /// The kinds of lock of a SQL server, each in a table of its own.
 fn tables(url: &str) -> Vec<String> {
-    ["lease", "row", "advisory"].iter().map(|mode| format!("{url}&mode={mode}&table=locks_{mode}")).collect()
+    ["lease", "row", "advisory"]
+        .iter()
+        .map(|mode| format!("{url}&mode={mode}&table=locks_{mode}"))
+        .collect()
 }
 
 /// PostgreSQL, and a server to which its data is restored.
@@ -169,10 +192,20 @@ pub fn postgres(test: &str, two: bool) -> Option<Box<dyn Place>> {
         support::skip(test, &why);
         return None;
     }
-    let options = postgres::Options { passwords: Some("password"), ..postgres::Options::default() };
-    let place = OnePostgres((0..=u8::from(two)).map(|_| Postgres::with(options.clone())).collect());
+    let options = postgres::Options {
+        passwords: Some("password"),
+        ..postgres::Options::default()
+    };
+    let place = OnePostgres(
+        (0..=u8::from(two))
+            .map(|_| Postgres::with(options.clone()))
+            .collect(),
+    );
     for server in &place.0 {
-        server.sql("postgres", &format!("CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}'"));
+        server.sql(
+            "postgres",
+            &format!("CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}'"),
+        );
         server.sql("postgres", "CREATE DATABASE locks");
         server.sql("locks", &format!("GRANT ALL ON SCHEMA public TO {USER}"));
     }
@@ -185,22 +218,38 @@ impl Place for OnePostgres {
     }
 
     fn urls(&self, addresses: &[String]) -> Vec<String> {
-        tables(&format!("postgres://{USER}@{}/locks?sslmode=disable", addresses[0]))
+        tables(&format!(
+            "postgres://{USER}@{}/locks?sslmode=disable",
+            addresses[0]
+        ))
     }
 
     fn set_password(&self, password: &str) {
-        self.0[0].sql("postgres", &format!("ALTER ROLE {USER} PASSWORD '{password}'"));
+        self.0[0].sql(
+            "postgres",
+            &format!("ALTER ROLE {USER} PASSWORD '{password}'"),
+        );
     }
 
     fn shut_out(&self, nth: usize) -> Option<i32> {
-        let (login, open, status) = [("NOLOGIN", true, Some(78)), ("LOGIN", false, Some(69)), ("LOGIN", true, None)][nth];
+        let (login, open, status) = [
+            ("NOLOGIN", true, Some(78)),
+            ("LOGIN", false, Some(69)),
+            ("LOGIN", true, None),
+        ][nth];
         self.0[0].sql("postgres", &format!("ALTER ROLE {USER} {login}"));
-        self.0[0].sql("postgres", &format!("ALTER DATABASE locks ALLOW_CONNECTIONS {open}"));
+        self.0[0].sql(
+            "postgres",
+            &format!("ALTER DATABASE locks ALLOW_CONNECTIONS {open}"),
+        );
         status
     }
 
     fn demote(&mut self, _: bool) -> Option<i32> {
-        self.0[0].sql("postgres", "ALTER SYSTEM SET default_transaction_read_only = on");
+        self.0[0].sql(
+            "postgres",
+            "ALTER SYSTEM SET default_transaction_read_only = on",
+        );
         self.0[0].sql("postgres", "SELECT pg_reload_conf()");
         Some(78)
     }
@@ -208,8 +257,11 @@ impl Place for OnePostgres {
     fn promote(&mut self) -> u16 {
         let program = |name| postgres::program(name).unwrap().display().to_string();
         let [dump, psql] = ["pg_dump", "psql"].map(program);
-        let [from, to] = [0, 1].map(|nth| format!("-h 127.0.0.1 -p {} -U postgres locks", self.0[nth].port));
-        shell(&format!("{dump} {from} | PGOPTIONS='-c default_transaction_read_only=off' {psql} -q {to}"));
+        let [from, to] =
+            [0, 1].map(|nth| format!("-h 127.0.0.1 -p {} -U postgres locks", self.0[nth].port));
+        shell(&format!(
+            "{dump} {from} | PGOPTIONS='-c default_transaction_read_only=off' {psql} -q {to}"
+        ));
         self.0[1].port
     }
 }
@@ -222,10 +274,17 @@ pub fn mariadb(test: &str, two: bool) -> Option<Box<dyn Place>> {
         support::skip(test, &why);
         return None;
     }
-    let place = OneMariaDb((0..=u8::from(two)).map(|_| mariadb::MariaDb::plain()).collect());
+    let place = OneMariaDb(
+        (0..=u8::from(two))
+            .map(|_| mariadb::MariaDb::plain())
+            .collect(),
+    );
     for server in &place.0 {
         server.sql("mysql", "CREATE DATABASE locks");
-        server.sql("mysql", &format!("CREATE USER {USER} IDENTIFIED BY '{PASSWORD}'"));
+        server.sql(
+            "mysql",
+            &format!("CREATE USER {USER} IDENTIFIED BY '{PASSWORD}'"),
+        );
         server.sql("mysql", &format!("GRANT ALL ON locks.* TO {USER}"));
     }
     Some(Box::new(place))
@@ -237,15 +296,24 @@ impl Place for OneMariaDb {
     }
 
     fn urls(&self, addresses: &[String]) -> Vec<String> {
-        tables(&format!("mariadb://{USER}@{}/locks?ssl-mode=DISABLED", addresses[0]))
+        tables(&format!(
+            "mariadb://{USER}@{}/locks?ssl-mode=DISABLED",
+            addresses[0]
+        ))
     }
 
     fn set_password(&self, password: &str) {
-        self.0[0].sql("mysql", &format!("ALTER USER {USER} IDENTIFIED BY '{password}'"));
+        self.0[0].sql(
+            "mysql",
+            &format!("ALTER USER {USER} IDENTIFIED BY '{password}'"),
+        );
     }
 
     fn shut_out(&self, nth: usize) -> Option<i32> {
-        self.0[0].sql("mysql", &format!("ALTER USER {USER} ACCOUNT {}", ["LOCK", "UNLOCK"][nth]));
+        self.0[0].sql(
+            "mysql",
+            &format!("ALTER USER {USER} ACCOUNT {}", ["LOCK", "UNLOCK"][nth]),
+        );
         (nth == 0).then_some(78)
     }
 
@@ -255,8 +323,15 @@ impl Place for OneMariaDb {
     }
 
     fn promote(&mut self) -> u16 {
-        let [from, to] = [0, 1].map(|nth| format!("--no-defaults --user=root --socket={} locks", self.0[nth].socket().display()));
-        shell(&format!("mariadb-dump {from} --single-transaction --skip-lock-tables | mariadb {to}"));
+        let [from, to] = [0, 1].map(|nth| {
+            format!(
+                "--no-defaults --user=root --socket={} locks",
+                self.0[nth].socket().display()
+            )
+        });
+        shell(&format!(
+            "mariadb-dump {from} --single-transaction --skip-lock-tables | mariadb {to}"
+        ));
         self.0[1].port
     }
 }
@@ -268,7 +343,11 @@ pub fn etcd(test: &str, two: bool) -> Option<Box<dyn Place>> {
     support::have(test, &etcd::Etcd::PROGRAMS).then(|| {
         // A member can be removed from a young cluster too.
         let arguments = vec!["--strict-reconfig-check=false"];
-        let mut cluster = etcd::Etcd::with(etcd::Options { members: if two { 3 } else { 1 }, arguments, ..etcd::Options::default() });
+        let mut cluster = etcd::Etcd::with(etcd::Options {
+            members: if two { 3 } else { 1 },
+            arguments,
+            ..etcd::Options::default()
+        });
         cluster.authenticate(USER, PASSWORD, &["dlock"]);
         Box::new(Etcd(cluster)) as Box<dyn Place>
     })
@@ -286,17 +365,38 @@ impl Place for Etcd {
     fn set_password(&self, password: &str) {
         let mut change = self.0.etcdctl();
         change.args(["user", "passwd", USER, "--interactive=false"]);
-        let words: Vec<_> = [change.get_program()].into_iter().chain(change.get_args()).map(|word| word.to_str().unwrap()).collect();
+        let words: Vec<_> = [change.get_program()]
+            .into_iter()
+            .chain(change.get_args())
+            .map(|word| word.to_str().unwrap())
+            .collect();
         let script = format!("echo {password} | {}", words.join(" "));
         let mut command = process::command("sh");
-        command.args(["-c", &script]).env_clear().envs(change.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.args(["-c", &script]).env_clear().envs(
+            change
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
         run(command);
     }
 
     fn shut_out(&self, nth: usize) -> Option<i32> {
         match nth {
-            0 => self.0.ctl(&["role", "revoke-permission", "locks", "--prefix=true", "dlock"]),
-            _ => self.0.ctl(&["role", "grant-permission", "locks", "--prefix=true", "readwrite", "dlock"]),
+            0 => self.0.ctl(&[
+                "role",
+                "revoke-permission",
+                "locks",
+                "--prefix=true",
+                "dlock",
+            ]),
+            _ => self.0.ctl(&[
+                "role",
+                "grant-permission",
+                "locks",
+                "--prefix=true",
+                "readwrite",
+                "dlock",
+            ]),
         };
         (nth == 0).then_some(78)
     }
@@ -325,7 +425,12 @@ pub fn zookeeper(test: &str, two: bool) -> Option<Box<dyn Place>> {
     }
     let servers = if two { 3 } else { 1 };
     // A server that is cut off from the others serves those who only read.
-    let options = zookeeper::Options { servers, apart: two, read_only: true, ..zookeeper::Options::default() };
+    let options = zookeeper::Options {
+        servers,
+        apart: two,
+        read_only: true,
+        ..zookeeper::Options::default()
+    };
     Some(Box::new(OneZooKeeper(ZooKeeper::with(options))))
 }
 

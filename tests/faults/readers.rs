@@ -1,4 +1,5 @@
-//! Readers that are killed and stopped next to other readers. A fault on one of them ends only its own share.
+//! Readers that are killed and stopped next to other readers. A fault on one of them ends only its
+//! own share.
 
 use std::time::{Duration, Instant};
 
@@ -31,9 +32,15 @@ fn count(world: &World, of: &str) -> usize {
 
 /// Starts a reader that ends when the file `enough` exists.
 fn sibling(world: &World) -> Process {
-    let script = format!("touch {}; until [ -e {} ]; do sleep 0.05; done", world.path("reads").display(), world.path("enough").display());
+    let script = format!(
+        "touch {}; until [ -e {} ]; do sleep 0.05; done",
+        world.path("reads").display(),
+        world.path("enough").display()
+    );
     let reader = world.start(&["-s"], &script);
-    must("the sibling holds its share", LIMIT, || world.path("reads").exists());
+    must("the sibling holds its share", LIMIT, || {
+        world.path("reads").exists()
+    });
     reader
 }
 
@@ -45,16 +52,27 @@ fn with_a_sibling(store: &dyn Store, fault: impl FnOnce(&World, &Process)) -> (W
     assert_eq!(count(&world, "holders"), 2);
     let second = world.start_second();
     fault(&world, &first);
-    must("the first reader's share has ended", TTL + after_the_lease(), || count(&world, "holders") == 1);
+    must(
+        "the first reader's share has ended",
+        TTL + after_the_lease(),
+        || count(&world, "holders") == 1,
+    );
     must("the first tree is gone", LIMIT, || world.tree().is_empty());
-    assert!(!world.path("second").exists(), "the sibling holds its share");
+    assert!(
+        !world.path("second").exists(),
+        "the sibling holds its share"
+    );
     std::fs::write(world.path("enough"), "").unwrap();
     let sibling = sibling.wait(LIMIT);
     assert_eq!(sibling.code(), 0, "{}", sibling.stderr);
     let ended = Instant::now();
     let second = second.wait(LIMIT);
     assert_eq!(second.code(), 0, "{}", second.stderr);
-    assert!(ended.elapsed() < TTL + after_the_lease(), "{:?}", ended.elapsed());
+    assert!(
+        ended.elapsed() < TTL + after_the_lease(),
+        "{:?}",
+        ended.elapsed()
+    );
     world.assert_no_overlap();
     (world, first)
 }
@@ -76,7 +94,9 @@ pub fn group_of_a_reader_killed(store: &dyn Store) {
 }
 
 pub fn guardian_of_a_reader_killed(store: &dyn Store) {
-    let (world, first) = with_a_sibling(store, |_, first| crate::support::process::signal(World::guardian(first), Signal::KILL));
+    let (world, first) = with_a_sibling(store, |_, first| {
+        crate::support::process::signal(World::guardian(first), Signal::KILL);
+    });
     assert_eq!(first.wait(LIMIT).code(), 76);
     assert_all_gone(&world);
 }
@@ -91,20 +111,32 @@ pub fn reader_stopped(store: &dyn Store) {
 
 /// On a store with kernel locks, a killed holder's lock is free at once.
 fn a_waiter_does_not_wait_for_a_killed_holders_lease(store: &dyn Store) {
-    for (kind, next) in [(&["-s"][..], &[][..]), (&["--permits", "1"], &["--permits", "1"]), (&[], &["-s"]), (&["--permits", "1"], &["-s"])]
-    {
+    for (kind, next) in [
+        (&["-s"][..], &[][..]),
+        (&["--permits", "1"], &["--permits", "1"]),
+        (&[], &["-s"]),
+        (&["--permits", "1"], &["-s"]),
+    ] {
         let world = World::new(store.url());
         // Longer than this test may take.
         let script = format!("touch {}; exec sleep 60", world.path("holds").display());
         let first = world.start(&[kind, &["--ttl", "60s"]].concat(), &script);
-        must("the first run holds the lock", LIMIT, || world.path("holds").exists());
+        must("the first run holds the lock", LIMIT, || {
+            world.path("holds").exists()
+        });
         let next = world.start(&[next, &["-w", "25"]].concat(), "true");
-        must("the next one waits", LIMIT, || count(&world, "waiters") == 1);
+        must("the next one waits", LIMIT, || {
+            count(&world, "waiters") == 1
+        });
         let killed = Instant::now();
         first.signal(Signal::KILL);
         let next = next.wait(LIMIT);
         assert_eq!(next.code(), 0, "{}", next.stderr);
-        assert!(killed.elapsed() < stretched(Duration::from_secs(3)), "{:?}", killed.elapsed());
+        assert!(
+            killed.elapsed() < stretched(Duration::from_secs(3)),
+            "{:?}",
+            killed.elapsed()
+        );
         assert_all_gone(&world);
     }
 }

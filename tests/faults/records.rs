@@ -68,7 +68,10 @@ fn a_grant_without_a_run_puts_back_the_record(store: &dyn Store) {
     let other = World::new(store.url());
     let holder = other.start(&[], "exec sleep 60");
     must("the other lock is held", LIMIT, || !other.is_free());
-    assert_status(&world.with(&[&forced[..], &["-k", &other.key]].concat(), "exit 0"), 75);
+    assert_status(
+        &world.with(&[&forced[..], &["-k", &other.key]].concat(), "exit 0"),
+        75,
+    );
     assert_status(&world.with(&ONCE, "exit 0"), 75);
     // A run that crashed stays crashed.
     let crashed = World::new(store.url());
@@ -79,7 +82,9 @@ fn a_grant_without_a_run_puts_back_the_record(store: &dyn Store) {
     run.wait(LIMIT);
     crashed.assert_free();
     let retried = [&ONCE[..], &["--retry-crashed"]].concat();
-    must("the crashed run may be repeated", LIMIT, || crashed.program("web1", &retried, "/no/such").code() == 127);
+    must("the crashed run may be repeated", LIMIT, || {
+        crashed.program("web1", &retried, "/no/such").code() == 127
+    });
     let denied = crashed.with(&ONCE, "exit 0");
     assert_status(&denied, 75);
     assert_status(&crashed.with(&retried, "exit 0"), 0);
@@ -96,9 +101,12 @@ fn what_a_command_did_before_it_outlived_its_run_counts(store: &dyn Store) {
     let world = World::new(store.url());
     let gone = shell(&world.path("gone"));
     let run = world.start(&ONCE, &format!("(while kill -0 $$ 2>/dev/null; do sleep 0.02; done; touch {gone}; exec sleep 60) & exit 0"));
-    must("the command has ended", LIMIT, || world.path("gone").exists());
+    must("the command has ended", LIMIT, || {
+        world.path("gone").exists()
+    });
     thread::sleep(Duration::from_millis(300));
-    let guardian = rustix::process::Pid::from_raw(World::guardian(&run).try_into().unwrap()).unwrap();
+    let guardian =
+        rustix::process::Pid::from_raw(World::guardian(&run).try_into().unwrap()).unwrap();
     rustix::process::kill_process(guardian, Signal::KILL).unwrap();
     assert_status(&run.wait(LIMIT), 76);
     assert_status(&world.with(&ONCE, "exit 0"), 75);
@@ -109,7 +117,8 @@ fn what_a_command_did_before_it_outlived_its_run_counts(store: &dyn Store) {
     let ready = shell(&world.path("ready"));
     let run = world.start(&ONCE, &format!("touch {ready}; exec sleep 60"));
     must("the command runs", LIMIT, || world.path("ready").exists());
-    let guardian = rustix::process::Pid::from_raw(World::guardian(&run).try_into().unwrap()).unwrap();
+    let guardian =
+        rustix::process::Pid::from_raw(World::guardian(&run).try_into().unwrap()).unwrap();
     rustix::process::kill_process(guardian, Signal::KILL).unwrap();
     assert_status(&run.wait(LIMIT), 76);
     assert_status(&world.with(&ONCE, "exit 0"), 75);
@@ -119,20 +128,35 @@ fn what_a_command_did_before_it_outlived_its_run_counts(store: &dyn Store) {
 fn a_command_that_ends_with_0_when_it_is_stopped_is_not_known_to_be_done(store: &dyn Store) {
     let world = World::new(store.url());
     let ready = shell(&world.path("ready"));
-    let run = world.start(&ONCE, &format!("trap 'exit 0' TERM; touch {ready}; while :; do sleep 0.05; done"));
+    let run = world.start(
+        &ONCE,
+        &format!("trap 'exit 0' TERM; touch {ready}; while :; do sleep 0.05; done"),
+    );
     must("the command runs", LIMIT, || world.path("ready").exists());
     run.signal(Signal::TERM);
     assert_status(&run.wait(LIMIT), 0);
     let denied = world.with(&ONCE, "exit 0");
     assert_status(&denied, 75);
-    assert_status(&world.with(&[&ONCE[..], &["--retry-failed", "9"]].concat(), "exit 0"), 75);
-    assert_status(&world.with(&[&ONCE[..], &["--retry-crashed"]].concat(), "exit 0"), 0);
+    assert_status(
+        &world.with(&[&ONCE[..], &["--retry-failed", "9"]].concat(), "exit 0"),
+        75,
+    );
+    assert_status(
+        &world.with(&[&ONCE[..], &["--retry-crashed"]].concat(), "exit 0"),
+        0,
+    );
 }
 
 fn an_operators_failed_run_takes_back_no_success(store: &dyn Store) {
     let world = World::new(store.url());
     assert_status(&world.with(&ONCE, "exit 0"), 0);
-    assert_status(&world.with(&[&ONCE[..], &["--anyway", "--reason", "again"]].concat(), "exit 3"), 3);
+    assert_status(
+        &world.with(
+            &[&ONCE[..], &["--anyway", "--reason", "again"]].concat(),
+            "exit 3",
+        ),
+        3,
+    );
     assert_status(&world.with(&ONCE, "exit 0"), 75);
 }
 
@@ -142,9 +166,14 @@ fn a_lost_run_is_neither_done_nor_repeated(store: &mut dyn Server) {
     let runs = [("12s", &worlds[0]), ("10s", &worlds[1])].map(|(ttl, world)| {
         let options = [&ONCE[..], &["--ttl", ttl, "--grace", "500ms"]].concat();
         let ready = shell(&world.path("ready"));
-        world.start(&options, &format!("trap 'exit 0' TERM; touch {ready}; while :; do sleep 0.05; done"))
+        world.start(
+            &options,
+            &format!("trap 'exit 0' TERM; touch {ready}; while :; do sleep 0.05; done"),
+        )
     });
-    must("the commands run", LIMIT, || worlds.iter().all(|world| world.path("ready").exists()));
+    must("the commands run", LIMIT, || {
+        worlds.iter().all(|world| world.path("ready").exists())
+    });
     store.freeze();
     thread::sleep(Duration::from_secs(9));
     store.thaw();
@@ -152,7 +181,13 @@ fn a_lost_run_is_neither_done_nor_repeated(store: &mut dyn Server) {
         assert_status(&run.wait(LIMIT), 76);
         must("the store answers", LIMIT, || world.is_free());
         assert_status(&world.with(&ONCE, "exit 0"), 75);
-        assert_status(&world.with(&[&ONCE[..], &["--retry-failed", "9"]].concat(), "exit 0"), 75);
-        assert_status(&world.with(&[&ONCE[..], &["--retry-crashed"]].concat(), "exit 0"), 0);
+        assert_status(
+            &world.with(&[&ONCE[..], &["--retry-failed", "9"]].concat(), "exit 0"),
+            75,
+        );
+        assert_status(
+            &world.with(&[&ONCE[..], &["--retry-crashed"]].concat(), "exit 0"),
+            0,
+        );
     }
 }

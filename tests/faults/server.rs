@@ -1,4 +1,5 @@
-//! The server is killed, frozen, restarted or cut off, or another client deletes the lock, while a command runs.
+//! The server is killed, frozen, restarted or cut off, or another client deletes the lock, while a
+//! command runs.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,8 @@ use crate::{
     world::{LIMIT, TTL, World},
 };
 
-/// When the tree must be dead, counted from the last confirmed renewal: KILL comes at 0.8 of the lease.
+/// When the tree must be dead, counted from the last confirmed renewal: KILL comes at 0.8 of the
+/// lease.
 const DEAD_BY: Duration = TTL;
 
 on_every_server!(
@@ -58,7 +60,8 @@ pub fn cut_off(server: &mut dyn Server) {
     }
 }
 
-/// dlock prints one line with the store's error, and writes it to the history once the store is back.
+/// dlock prints one line with the store's error, and writes it to the history once the store is
+/// back.
 pub fn the_reason_of_a_loss_is_printed_once_and_recorded(server: &mut dyn Server) {
     let mut proxy = Proxy::to(server.port());
     let world = World::new(server.url());
@@ -69,14 +72,26 @@ pub fn the_reason_of_a_loss_is_printed_once_and_recorded(server: &mut dyn Server
     proxy.set(Mode::Pass);
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
-    let printed: Vec<&str> = first.stderr.lines().filter(|line| line.contains("the lock was lost")).collect();
-    assert!(matches!(printed[..], [line] if line.contains("no renewal for") && !line.contains("was dlock stopped")), "{}", first.stderr);
+    let printed: Vec<&str> = first
+        .stderr
+        .lines()
+        .filter(|line| line.contains("the lock was lost"))
+        .collect();
+    assert!(
+        matches!(printed[..], [line] if line.contains("no renewal for") && !line.contains("was dlock stopped")),
+        "{}",
+        first.stderr
+    );
     let verdict: serde_json::Value = serde_json::from_str(&world.file("status")).unwrap();
     let reason = verdict["error"]["message"].as_str().unwrap().to_owned();
     assert!(printed[0].ends_with(&reason), "{reason}");
     let history = support::dlock::run(&server.url(), &["history", &world.key, "--json"]).stdout;
     let history: serde_json::Value = serde_json::from_str(&history).unwrap();
-    assert_eq!((&history["runs"][0]["end"], &history["runs"][0]["reason"]), (&"lost".into(), &reason.into()), "{history}");
+    assert_eq!(
+        (&history["runs"][0]["end"], &history["runs"][0]["reason"]),
+        (&"lost".into(), &reason.into()),
+        "{history}"
+    );
     world.assert_gone();
     world.assert_free();
 }
@@ -93,13 +108,24 @@ fn a_stopped_dlock_asks_if_it_was_stopped() {
     first.signal(rustix::process::Signal::CONT);
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
-    assert_eq!(first.stderr.matches("the lock was lost").count(), 1, "{}", first.stderr);
-    assert!(first.stderr.contains("was dlock stopped?"), "{}", first.stderr);
+    assert_eq!(
+        first.stderr.matches("the lock was lost").count(),
+        1,
+        "{}",
+        first.stderr
+    );
+    assert!(
+        first.stderr.contains("was dlock stopped?"),
+        "{}",
+        first.stderr
+    );
 }
 
 /// The network drops all packets in both directions, without any error.
 pub fn cut_off_by_the_network(server: &mut dyn Server) {
-    let Some(netns) = Netns::make("cut_off_by_the_network") else { return };
+    let Some(netns) = Netns::make("cut_off_by_the_network") else {
+        return;
+    };
     let proxy = Proxy::at(netns.host, server.port());
     let world = World::new(server.url());
     let first = world.first_in(&netns, &server.through(&proxy));
@@ -121,7 +147,11 @@ pub fn frozen_for_longer_than_the_lease(server: &mut dyn Server) {
     server.freeze();
     let began = Instant::now();
     must("the tree is dead", LIMIT, || world.tree().is_empty());
-    assert!(began.elapsed() < support::beyond_stalls(DEAD_BY), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < support::beyond_stalls(DEAD_BY),
+        "{:?}",
+        began.elapsed()
+    );
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
     server.thaw();
@@ -148,7 +178,11 @@ pub fn killed(server: &mut dyn Server) {
     server.kill();
     let began = Instant::now();
     must("the tree is dead", LIMIT, || world.tree().is_empty());
-    assert!(began.elapsed() < support::beyond_stalls(DEAD_BY), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < support::beyond_stalls(DEAD_BY),
+        "{:?}",
+        began.elapsed()
+    );
     assert_eq!(first.wait(LIMIT).code(), 76);
     world.assert_gone();
 }
@@ -175,17 +209,27 @@ fn restarted_without_its_data(server: &mut dyn Server) {
     server.restart_empty();
     let began = Instant::now();
     must("the tree is dead", LIMIT, || world.tree().is_empty());
-    assert!(began.elapsed() < support::beyond_stalls(DEAD_BY), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < support::beyond_stalls(DEAD_BY),
+        "{:?}",
+        began.elapsed()
+    );
     assert_eq!(first.wait(LIMIT).code(), 76);
     world.assert_gone();
-    let fence = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap()["last_fence"].as_u64();
+    let fence = |text: &str| {
+        serde_json::from_str::<serde_json::Value>(text).unwrap()["last_fence"].as_u64()
+    };
     let old = fence(&before);
     let again = world.start(&[], "echo $DLOCK_FENCE").wait(LIMIT);
     if !server.keeps_fences() {
         assert_eq!(again.code(), 0, "{}", again.stderr);
         return;
     }
-    assert!(again.stdout.trim().parse::<u64>().ok() > old && old.is_some(), "{old:?} {}", again.stdout);
+    assert!(
+        again.stdout.trim().parse::<u64>().ok() > old && old.is_some(),
+        "{old:?} {}",
+        again.stdout
+    );
 }
 
 fn deleted_by_another_client(server: &mut dyn Server) {
@@ -195,17 +239,28 @@ fn deleted_by_another_client(server: &mut dyn Server) {
     let began = Instant::now();
     must("the tree is dead", LIMIT, || world.tree().is_empty());
     // The next renewal notices.
-    assert!(began.elapsed() < support::beyond_stalls(TTL / 2), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < support::beyond_stalls(TTL / 2),
+        "{:?}",
+        began.elapsed()
+    );
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
     assert!(first.stderr.contains("lost"), "{}", first.stderr);
     world.assert_gone();
 }
 
-/// The lock is deleted while a short command runs, before any renewal could notice: dlock must not report success.
+/// The lock is deleted while a short command runs, before any renewal could notice: dlock must not
+/// report success.
 fn deleted_just_before_the_release(server: &mut dyn Server) {
     let world = World::new(server.url());
-    let job = world.start(&["--ttl", "60s"], &format!("while [ ! -e {} ]; do sleep 0.02; done", world.path("go").display()));
+    let job = world.start(
+        &["--ttl", "60s"],
+        &format!(
+            "while [ ! -e {} ]; do sleep 0.02; done",
+            world.path("go").display()
+        ),
+    );
     must("the lock is held", LIMIT, || !world.is_free());
     server.take_away(&world.key);
     std::fs::write(world.path("go"), "").unwrap();
@@ -213,7 +268,8 @@ fn deleted_just_before_the_release(server: &mut dyn Server) {
     assert_eq!(job.code(), 76, "{}", job.stderr);
 }
 
-/// Requests arrive and the connection stays open, but no reply comes. The waiter detects that, and delays no other waiter.
+/// Requests arrive and the connection stays open, but no reply comes. The waiter detects that, and
+/// delays no other waiter.
 fn a_waiter_recovers_from_lost_replies(server: &mut dyn Server) {
     for at in [0, 2] {
         let proxy = Proxy::to(server.port());
@@ -229,9 +285,19 @@ fn a_waiter_recovers_from_lost_replies(server: &mut dyn Server) {
         let began = Instant::now();
         assert_eq!(first.wait(LIMIT).code(), 0);
         let (waits, behind) = (waits.wait(LIMIT * 2), behind.wait(LIMIT * 2));
-        assert_eq!((waits.code(), behind.code()), (0, 0), "{}{}", waits.stderr, behind.stderr);
+        assert_eq!(
+            (waits.code(), behind.code()),
+            (0, 0),
+            "{}{}",
+            waits.stderr,
+            behind.stderr
+        );
         // The time limit of an answer, plus the wait for the dead waiter in the queue.
-        assert!(began.elapsed() < stretched(Duration::from_secs(12)), "{at}: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < stretched(Duration::from_secs(12)),
+            "{at}: {:?}",
+            began.elapsed()
+        );
         world.assert_free();
     }
 }
@@ -248,12 +314,23 @@ fn on_lost_selects_the_reaction_to_a_loss(server: &mut dyn Server) {
         must("the command runs", LIMIT, || world.path("ready").exists());
         proxy.set(Mode::BlackHole);
         let job = job.wait(LIMIT);
-        assert_eq!((job.code(), job.stdout.as_str()), (76, expected), "{on_lost}: {}", job.stderr);
-        assert_eq!(job.stderr.contains("is being stopped"), on_lost != "continue", "{}", job.stderr);
+        assert_eq!(
+            (job.code(), job.stdout.as_str()),
+            (76, expected),
+            "{on_lost}: {}",
+            job.stderr
+        );
+        assert_eq!(
+            job.stderr.contains("is being stopped"),
+            on_lost != "continue",
+            "{}",
+            job.stderr
+        );
     }
 }
 
-/// An unkillable process keeps the lock. Once the lock is lost, dlock exits although the process is alive.
+/// An unkillable process keeps the lock. Once the lock is lost, dlock exits although the process is
+/// alive.
 #[test]
 fn an_unkillable_process_keeps_the_lock_until_it_is_lost() {
     use std::os::unix::fs::PermissionsExt as _;
@@ -276,15 +353,32 @@ fn an_unkillable_process_keeps_the_lock_until_it_is_lost() {
         crate::world::shell(&world.path("ready"))
     ));
     let mut command = support::process::command("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(world.path("dlock"));
-    command.args(["run", "-b", &server.url(), "-k", &world.key, "--ttl", "2s", "--status-file"]).arg(world.path("status"));
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(world.path("dlock"));
+    command
+        .args([
+            "run",
+            "-b",
+            &server.url(),
+            "-k",
+            &world.key,
+            "--ttl",
+            "2s",
+            "--status-file",
+        ])
+        .arg(world.path("status"));
     command.args(["--", "sh", "-c", &script]);
     command.env("HOME", "/nonexistent");
     let job = support::process::Process::collect(command);
-    must("the command runs", LIMIT, || world.file("ready").ends_with('\n'));
+    must("the command runs", LIMIT, || {
+        world.file("ready").ends_with('\n')
+    });
     let pid = world.file("ready").trim().to_owned();
     // Until then the process can be killed.
-    must("the process runs as root", LIMIT, || support::procfs::stat(pid.parse().unwrap()).is_some_and(|stat| stat.name == "sleep"));
+    must("the process runs as root", LIMIT, || {
+        support::procfs::stat(pid.parse().unwrap()).is_some_and(|stat| stat.name == "sleep")
+    });
     job.signal(rustix::process::Signal::TERM);
     // Three leases later the lock is still held.
     std::thread::sleep(std::time::Duration::from_secs(6));
@@ -293,9 +387,16 @@ fn an_unkillable_process_keeps_the_lock_until_it_is_lost() {
     let ended = job.wait(std::time::Duration::from_secs(10));
     assert_eq!(ended.code(), 76, "{}", ended.stderr);
     let verdict = world.file("status");
-    assert!(verdict.contains(&format!("process {pid} could not be killed")), "{verdict}");
+    assert!(
+        verdict.contains(&format!("process {pid} could not be killed")),
+        "{verdict}"
+    );
     assert_eq!(world.tree().len(), 1, "{pid} is alive");
-    rustix::process::kill_process(rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap(), rustix::process::Signal::KILL).unwrap();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
     world.assert_gone();
 }
 
@@ -307,18 +408,31 @@ fn lost_answers() {
         let server = Redis::plain();
         let proxy = Proxy::to(server.port);
         let world = World::new(server.url());
-        // The server knows the scripts from now on, so the first script that is called is the grant.
+        // The server knows the scripts from now on, so the first script that is called is the
+        // grant.
         assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 0);
         for nth in 0..3 {
             proxy.trap_nth("EVAL", nth, 1, fault);
             let url = format!("redis://127.0.0.1:{}/0", proxy.port);
             let began = Instant::now();
-            let job = world.start_on(&url, &["--ttl", "60s", "--backend-timeout", "2s"], "sleep 1").wait(LIMIT);
+            let job = world
+                .start_on(
+                    &url,
+                    &["--ttl", "60s", "--backend-timeout", "2s"],
+                    "sleep 1",
+                )
+                .wait(LIMIT);
             assert_eq!(job.code(), 0, "{fault:?} {nth}: {}", job.stderr);
             // A dlock that forgot its first attempt would wait for its own lease to end.
-            assert!(began.elapsed() < Duration::from_secs(30), "{fault:?} {nth}: {:?}", began.elapsed());
+            assert!(
+                began.elapsed() < Duration::from_secs(30),
+                "{fault:?} {nth}: {:?}",
+                began.elapsed()
+            );
             // A second grant on top of a lost one would leave a hold behind.
-            must("the lock is free", Duration::from_secs(6), || world.is_free());
+            must("the lock is free", Duration::from_secs(6), || {
+                world.is_free()
+            });
         }
     }
 }

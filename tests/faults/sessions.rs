@@ -1,4 +1,5 @@
-//! Locks that belong to a session of a SQL server: they end with the session, but never before the command's tree is dead.
+//! Locks that belong to a session of a SQL server: they end with the session, but never before the
+//! command's tree is dead.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +10,17 @@ use crate::{
         a_break_spares_a_new_holder, a_broken_holder_is_dead_before_the_next_one_starts,
         a_stopped_holder_keeps_the_lock_until_its_lease_ends,
     },
-    endings::{leftovers_are_killed, leftovers_are_waited_for, signals_while_waiting_leave_nothing_behind},
-    killed::{
-        command_killed, dlock_killed, dlock_killed_in_a_chain_of_waiters, dlock_stopped, group_of_dlock_killed, guardian_killed,
-        guardian_stopped,
+    endings::{
+        leftovers_are_killed, leftovers_are_waited_for, signals_while_waiting_leave_nothing_behind,
     },
-    server::{a_short_freeze_is_ridden_out, cut_off, cut_off_by_the_network, frozen_for_longer_than_the_lease, killed},
+    killed::{
+        command_killed, dlock_killed, dlock_killed_in_a_chain_of_waiters, dlock_stopped,
+        group_of_dlock_killed, guardian_killed, guardian_stopped,
+    },
+    server::{
+        a_short_freeze_is_ridden_out, cut_off, cut_off_by_the_network,
+        frozen_for_longer_than_the_lease, killed,
+    },
     stores::{Server, on_store},
     support::{
         beyond_stalls, must,
@@ -59,7 +65,8 @@ on_sessions!(
     a_stopped_holder_keeps_the_lock_until_its_lease_ends,
 );
 
-/// The session ends with the server. The command is stopped even if the server is back in time for a renewal.
+/// The session ends with the server. The command is stopped even if the server is back in time for
+/// a renewal.
 fn restarted(server: &mut dyn Server) {
     let world = World::new(server.url());
     let first = world.first_on(&server.url(), &["--ttl", "10s"]);
@@ -78,7 +85,8 @@ fn restarted(server: &mut dyn Server) {
     world.assert_free();
 }
 
-/// The network forgets all connections at one of dlock's requests, from the login to the release. The server keeps the sessions.
+/// The network forgets all connections at one of dlock's requests, from the login to the release.
+/// The server keeps the sessions.
 fn no_lost_connection_keeps_the_lock(server: &mut dyn Server) {
     // On MySQL, dlock ends no session that began within two seconds of its server's start.
     std::thread::sleep(Duration::from_secs(3));
@@ -86,7 +94,11 @@ fn no_lost_connection_keeps_the_lock(server: &mut dyn Server) {
         .map(|nth| {
             let (proxy, world) = (Proxy::to(server.port()), World::new(server.url()));
             proxy.trap_nth("", nth, 1, Fault::Forget);
-            let run = world.start_on(&server.through(&proxy), &["--ttl", "60s", "-w", "25s"], "true");
+            let run = world.start_on(
+                &server.through(&proxy),
+                &["--ttl", "60s", "-w", "25s"],
+                "true",
+            );
             (proxy, world, run)
         })
         .collect();
@@ -98,12 +110,15 @@ fn no_lost_connection_keeps_the_lock(server: &mut dyn Server) {
     }
 }
 
-/// dlock can't see that its session is over: the guardian does, before the next holder starts its command.
+/// dlock can't see that its session is over: the guardian does, before the next holder starts its
+/// command.
 fn ended_while_dlock_is_stopped(server: &mut dyn Server) {
     let world = World::new(server.url());
     let first = world.first_on(&server.url(), &["--ttl", "10s"]);
     let second = world.start_second();
-    must("the second one waits", LIMIT, || world.inspect().stdout.contains("waiting_for"));
+    must("the second one waits", LIMIT, || {
+        world.inspect().stdout.contains("waiting_for")
+    });
     first.signal(Signal::STOP);
     server.take_away(&world.key);
     let second = second.wait(LIMIT);
@@ -121,11 +136,17 @@ fn ended_by_an_administrator(server: &mut dyn Server) {
     let world = World::new(server.url());
     let first = world.first_on(&server.url(), &["--ttl", "10s"]);
     let second = world.start_second();
-    must("a waiter waits", LIMIT, || world.inspect().stdout.contains("waiting_for"));
+    must("a waiter waits", LIMIT, || {
+        world.inspect().stdout.contains("waiting_for")
+    });
     server.take_away(&world.key);
     let began = Instant::now();
     must("the tree is dead", LIMIT, || world.tree().is_empty());
-    assert!(began.elapsed() < beyond_stalls(TTL / 2), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < beyond_stalls(TTL / 2),
+        "{:?}",
+        began.elapsed()
+    );
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
     let second = second.wait(LIMIT);

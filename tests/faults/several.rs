@@ -34,18 +34,29 @@ fn opposite_orders_do_not_wait_for_each_other(store: &dyn Store) {
     let second = second_key(&world);
     // No two sections overlap, and both processes finish all their runs.
     let alone = world.path("alone");
-    let script = format!("mkdir {0} || exit 9; sleep 0.02; rmdir {0}", alone.display());
+    let script = format!(
+        "mkdir {0} || exit 9; sleep 0.02; rmdir {0}",
+        alone.display()
+    );
     let runs = |one: String, other: String| {
         let (url, script) = (store.url(), script.clone());
         std::thread::spawn(move || {
             for _ in 0..6 {
-                let ended = dlock::run(&url, &["run", "-k", &one, "-k", &other, "-w", "25", "--", "sh", "-c", &script]);
+                let ended = dlock::run(
+                    &url,
+                    &[
+                        "run", "-k", &one, "-k", &other, "-w", "25", "--", "sh", "-c", &script,
+                    ],
+                );
                 assert_eq!(ended.code(), 0, "{}", ended.stderr);
             }
         })
     };
     let began = Instant::now();
-    let both = [runs(world.key.clone(), second.clone()), runs(second.clone(), world.key.clone())];
+    let both = [
+        runs(world.key.clone(), second.clone()),
+        runs(second.clone(), world.key.clone()),
+    ];
     for one in both {
         one.join().expect("all runs succeed");
     }
@@ -58,12 +69,21 @@ fn losing_one_stops_the_command_and_frees_the_rest(store: &dyn Store) {
     let second = second_key(&world);
     let first = world.first_on(&store.url(), &["-k", &second]);
     assert!(held(store, &second));
-    let broken = dlock::run(&store.url(), &["break", &second, "--yes", "--reason", "NFS"]);
+    let broken = dlock::run(
+        &store.url(),
+        &["break", &second, "--yes", "--reason", "NFS"],
+    );
     assert_eq!(broken.code(), 0, "{}", broken.stderr);
     world.second();
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
-    assert!(first.stderr.contains(&format!("{second}: the lock is being broken by")), "{}", first.stderr);
+    assert!(
+        first
+            .stderr
+            .contains(&format!("{second}: the lock is being broken by")),
+        "{}",
+        first.stderr
+    );
     world.assert_gone();
     world.assert_free();
     assert!(!held(store, &second));
@@ -74,7 +94,10 @@ fn acquired_locks_are_renewed_while_the_next_is_waited_for(store: &dyn Store) {
     let second = second_key(&world);
     let taken = dlock::run(&store.url(), &["acquire", &second, "--ttl", "60s"]);
     assert_eq!(taken.code(), 0, "{}", taken.stderr);
-    let both = world.start(&["-k", &second, "-w", "25"], "echo \"$DLOCK_FENCES\"; env | grep -c '^DLOCK_\\(KEY\\|TOKEN\\|FENCE\\)='");
+    let both = world.start(
+        &["-k", &second, "-w", "25"],
+        "echo \"$DLOCK_FENCES\"; env | grep -c '^DLOCK_\\(KEY\\|TOKEN\\|FENCE\\)='",
+    );
     must("the first lock is held", LIMIT, || !world.is_free());
     // Longer than one lease.
     let until = Instant::now() + TTL * 2;
@@ -83,14 +106,25 @@ fn acquired_locks_are_renewed_while_the_next_is_waited_for(store: &dyn Store) {
         assert_eq!(other.code(), 75, "{}", other.stderr);
         std::thread::sleep(Duration::from_millis(200));
     }
-    assert_eq!(dlock::run(&store.url(), &["release", &second, "--token", taken.stdout.trim()]).code(), 0);
+    assert_eq!(
+        dlock::run(
+            &store.url(),
+            &["release", &second, "--token", taken.stdout.trim()]
+        )
+        .code(),
+        0
+    );
     let both = both.wait(LIMIT);
     // grep found none of the three variables, which exist for a single lock only.
     assert_eq!(both.code(), 1, "{}", both.stderr);
     let lines: Vec<_> = both.stdout.lines().collect();
-    let [first, last, "0"] = lines[..] else { panic!("{lines:?}") };
+    let [first, last, "0"] = lines[..] else {
+        panic!("{lines:?}")
+    };
     for (line, key) in [(first, &world.key), (last, &second)] {
-        let fence = line.strip_prefix(&format!("{key}=")).and_then(|fence| fence.parse::<u64>().ok());
+        let fence = line
+            .strip_prefix(&format!("{key}="))
+            .and_then(|fence| fence.parse::<u64>().ok());
         assert!(fence.is_some_and(|fence| fence > 0), "{lines:?}");
     }
     world.assert_free();
@@ -105,7 +139,10 @@ fn a_killed_holder_of_two_is_dead_before_either_is_free(store: &dyn Store) {
     let next = Process::collect({
         let mut command = dlock::command();
         let probe = format!("sh {0}/probe.sh {0}", world.path("").display());
-        command.args(["run", "-k", &second, "-w", "25", "--", "sh", "-c", &probe]).env("DLOCK_BACKEND", store.url()).env("DLOCK_TTL", "2s");
+        command
+            .args(["run", "-k", &second, "-w", "25", "--", "sh", "-c", &probe])
+            .env("DLOCK_BACKEND", store.url())
+            .env("DLOCK_TTL", "2s");
         command
     });
     let next = next.wait(LIMIT);
@@ -126,10 +163,36 @@ fn a_timed_out_wait_releases_all_locks(store: &dyn Store) {
     both.signal(Signal::TERM);
     assert_eq!(both.wait(LIMIT).code(), 143);
     assert!(!held(store, &world.key));
-    let tried = dlock::run(&store.url(), &["run", "-k", &world.key, "-k", &second, "--skew-guard", "0", "--json", "--", "true"]);
+    let tried = dlock::run(
+        &store.url(),
+        &[
+            "run",
+            "-k",
+            &world.key,
+            "-k",
+            &second,
+            "--skew-guard",
+            "0",
+            "--json",
+            "--",
+            "true",
+        ],
+    );
     assert_eq!(tried.code(), 75, "{}", tried.stderr);
-    let report: serde_json::Value = serde_json::from_str(tried.stderr.lines().last().unwrap_or_default()).expect("JSON");
-    assert_eq!((&report["key"], &report["by"]), (&world.key.clone().into(), &second.clone().into()), "{report}");
+    let report: serde_json::Value =
+        serde_json::from_str(tried.stderr.lines().last().unwrap_or_default()).expect("JSON");
+    assert_eq!(
+        (&report["key"], &report["by"]),
+        (&world.key.clone().into(), &second.clone().into()),
+        "{report}"
+    );
     assert!(!held(store, &world.key));
-    assert_eq!(dlock::run(&store.url(), &["release", &second, "--token", taken.stdout.trim()]).code(), 0);
+    assert_eq!(
+        dlock::run(
+            &store.url(),
+            &["release", &second, "--token", taken.stdout.trim()]
+        )
+        .code(),
+        0
+    );
 }

@@ -46,7 +46,8 @@ pub trait Server: Store {
     /// Restarts the server without data.
     fn restart_empty(&mut self);
 
-    /// Takes the lock `key` away from its holder, as an administrator can. The holder stays connected if possible.
+    /// Takes the lock `key` away from its holder, as an administrator can. The holder stays
+    /// connected if possible.
     fn take_away(&self, key: &str);
 
     /// Whether fences still rise after the server has lost all data.
@@ -104,7 +105,10 @@ pub(crate) use on_store;
 
 pub struct Sqlite(TempDir);
 
-#[allow(clippy::unnecessary_wraps, reason = "the same signature as for stores that may be missing")]
+#[allow(
+    clippy::unnecessary_wraps,
+    reason = "the same signature as for stores that may be missing"
+)]
 pub fn sqlite(_: &str) -> Option<Sqlite> {
     Some(Sqlite(support::folder()))
 }
@@ -166,14 +170,26 @@ pub struct TairServer {
     mode: &'static str,
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "the same signature as for stores that may be missing")]
+#[allow(
+    clippy::unnecessary_wraps,
+    reason = "the same signature as for stores that may be missing"
+)]
 pub fn tair(_: &str) -> Option<TairServer> {
-    Some(TairServer { server: Tair::start(), mode: "plain" })
+    Some(TairServer {
+        server: Tair::start(),
+        mode: "plain",
+    })
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "the same signature as for stores that may be missing")]
+#[allow(
+    clippy::unnecessary_wraps,
+    reason = "the same signature as for stores that may be missing"
+)]
 pub fn tair_version(_: &str) -> Option<TairServer> {
-    Some(TairServer { server: Tair::start(), mode: "version" })
+    Some(TairServer {
+        server: Tair::start(),
+        mode: "version",
+    })
 }
 
 impl Store for TairServer {
@@ -212,7 +228,10 @@ impl Server for TairServer {
     }
 
     fn take_away(&self, key: &str) {
-        assert_eq!(self.server.command(&["DEL", &format!("dlock:{key}")]), redis::Value::Int(1));
+        assert_eq!(
+            self.server.command(&["DEL", &format!("dlock:{key}")]),
+            redis::Value::Int(1)
+        );
     }
 }
 
@@ -278,7 +297,13 @@ fn database(test: &str, parameters: &'static str) -> Option<Database> {
         support::skip(test, &why);
         return None;
     }
-    let database = Database { server: Postgres::with(postgres::Options { durable: true, ..Default::default() }), parameters };
+    let database = Database {
+        server: Postgres::with(postgres::Options {
+            durable: true,
+            ..Default::default()
+        }),
+        parameters,
+    };
     database.create_tables();
     Some(database)
 }
@@ -305,7 +330,10 @@ impl Database {
     }
 
     fn at(&self, host: &str, port: u16) -> String {
-        format!("postgres://postgres@{host}:{port}/postgres?sslmode=disable{}", self.parameters)
+        format!(
+            "postgres://postgres@{host}:{port}/postgres?sslmode=disable{}",
+            self.parameters
+        )
     }
 }
 
@@ -347,9 +375,13 @@ impl Server for Database {
 
     fn take_away(&self, key: &str) {
         let sql = if self.parameters.is_empty() {
-            format!("UPDATE dlock SET lock_until = timezone('utc', clock_timestamp()) WHERE name = 'dlock:{key}' RETURNING 1")
+            format!(
+                "UPDATE dlock SET lock_until = timezone('utc', clock_timestamp()) WHERE name = 'dlock:{key}' RETURNING 1"
+            )
         } else {
-            format!("SELECT pg_terminate_backend(pid) FROM dlock_sessions WHERE name = 'dlock:{key}'")
+            format!(
+                "SELECT pg_terminate_backend(pid) FROM dlock_sessions WHERE name = 'dlock:{key}'"
+            )
         };
         assert_eq!(self.server.sql(postgres::USER, &sql).len(), 1);
     }
@@ -370,7 +402,11 @@ fn schema(test: &str, product: Product, parameters: &'static str) -> Option<Sche
         }
         return None;
     }
-    let server = MariaDb::with(mariadb::Options { product, durable: true, ..Default::default() });
+    let server = MariaDb::with(mariadb::Options {
+        product,
+        durable: true,
+        ..Default::default()
+    });
     let schema = Schema { server, parameters };
     schema.create_tables();
     Some(schema)
@@ -408,13 +444,23 @@ pub fn mysql_advisory(test: &str) -> Option<Schema> {
 
 impl Schema {
     fn create_tables(&self) {
-        self.server.sql("mysql", "CREATE DATABASE IF NOT EXISTS app");
+        self.server
+            .sql("mysql", "CREATE DATABASE IF NOT EXISTS app");
         let made = dlock::run(&self.url(), &["init"]);
-        assert_eq!(made.code(), 0, "{}\nthe server's log:\n{}", made.stderr, self.server.log());
+        assert_eq!(
+            made.code(),
+            0,
+            "{}\nthe server's log:\n{}",
+            made.stderr,
+            self.server.log()
+        );
     }
 
     fn at(&self, host: &str, port: u16) -> String {
-        format!("mariadb://root@{host}:{port}/app?ssl-mode=DISABLED{}", self.parameters)
+        format!(
+            "mariadb://root@{host}:{port}/app?ssl-mode=DISABLED{}",
+            self.parameters
+        )
     }
 }
 
@@ -457,10 +503,15 @@ impl Server for Schema {
 
     fn take_away(&self, key: &str) {
         if self.parameters.is_empty() {
-            let sql = format!("UPDATE dlock SET lock_until = UTC_TIMESTAMP(6) WHERE name = 'dlock:{key}'; SELECT ROW_COUNT()");
+            let sql = format!(
+                "UPDATE dlock SET lock_until = UTC_TIMESTAMP(6) WHERE name = 'dlock:{key}'; SELECT ROW_COUNT()"
+            );
             assert_eq!(self.server.text("app", &sql), "1");
         } else {
-            let id = self.server.text("app", &format!("SELECT session FROM dlock_sessions WHERE name = 'dlock:{key}'"));
+            let id = self.server.text(
+                "app",
+                &format!("SELECT session FROM dlock_sessions WHERE name = 'dlock:{key}'"),
+            );
             self.server.sql("app", &format!("KILL {id}"));
         }
     }
@@ -533,6 +584,12 @@ pub fn run_with_one_silent_server(url: &str) {
     }
     took.sort_unstable();
     let (usual, longest) = (took[0], took[took.len() - 1]);
-    assert!(longest < usual + Duration::from_millis(1500) * support::slowness(), "{took:?}");
-    assert!(dlock::run(url, &["list"]).stdout.is_empty(), "a lock is left over");
+    assert!(
+        longest < usual + Duration::from_millis(1500) * support::slowness(),
+        "{took:?}"
+    );
+    assert!(
+        dlock::run(url, &["list"]).stdout.is_empty(),
+        "a lock is left over"
+    );
 }

@@ -1,4 +1,5 @@
-//! A store, a first holder that ignores TERM, and a second holder whose command checks the first holder's tree when it starts.
+//! A store, a first holder that ignores TERM, and a second holder whose command checks the first
+//! holder's tree when it starts.
 
 use std::{
     fs,
@@ -26,7 +27,8 @@ pub struct World {
     pub url: String,
     pub key: String,
     folder: TempDir,
-    /// A sleep duration in seconds that only the first holder's tree uses; it identifies those processes.
+    /// A sleep duration in seconds that only the first holder's tree uses; it identifies those
+    /// processes.
     tag: String,
     _sweep: Sweep,
 }
@@ -43,18 +45,29 @@ echo started >> "$1/second"
 impl World {
     pub fn new(url: String) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
-        let tag = format!("8{:07}{:03}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let tag = format!(
+            "8{:07}{:03}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let folder = support::folder();
         fs::write(folder.path().join("tag"), &tag).unwrap();
         fs::write(folder.path().join("probe.sh"), PROBE).unwrap();
-        Self { url, key: dlock::unique("job"), folder, _sweep: Sweep(tag.clone()), tag }
+        Self {
+            url,
+            key: dlock::unique("job"),
+            folder,
+            _sweep: Sweep(tag.clone()),
+            tag,
+        }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Returns a command that ignores TERM, with a child, and a grandchild in its own session that also ignores TERM.
+    /// Returns a command that ignores TERM, with a child, and a grandchild in its own session that
+    /// also ignores TERM.
     pub fn stubborn(&self) -> String {
         format!(
             "trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; while :; do sleep {tag}; done' & sleep {tag} & touch {ready}; \
@@ -79,8 +92,14 @@ impl World {
         use std::os::unix::process::CommandExt as _;
         let mut command = dlock::command();
         let ttl = format!("{}s", TTL.as_secs());
-        command.args(["run", "-k", &self.key]).args(options).args(["--", "sh", "-c", script]);
-        command.env("DLOCK_BACKEND", url).env("DLOCK_TTL", ttl).process_group(0);
+        command
+            .args(["run", "-k", &self.key])
+            .args(options)
+            .args(["--", "sh", "-c", script]);
+        command
+            .env("DLOCK_BACKEND", url)
+            .env("DLOCK_TTL", ttl)
+            .process_group(0);
         Process::collect(command)
     }
 
@@ -90,9 +109,24 @@ impl World {
         let [ip, rest @ ..] = netns.prefix();
         let mut command = crate::support::process::command(ip);
         let ttl = format!("{}s", TTL.as_secs());
-        command.args(rest).arg(dlock::binary()).args(["run", "-k", &self.key, "--", "sh", "-c", &self.stubborn()]);
-        command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent").stdin(std::process::Stdio::null());
-        command.env("DLOCK_BACKEND", url).env("DLOCK_TTL", ttl).process_group(0);
+        command.args(rest).arg(dlock::binary()).args([
+            "run",
+            "-k",
+            &self.key,
+            "--",
+            "sh",
+            "-c",
+            &self.stubborn(),
+        ]);
+        command
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("HOME", "/nonexistent")
+            .stdin(std::process::Stdio::null());
+        command
+            .env("DLOCK_BACKEND", url)
+            .env("DLOCK_TTL", ttl)
+            .process_group(0);
         self.await_tree(Process::collect(command))
     }
 
@@ -110,23 +144,38 @@ impl World {
     fn await_tree(&self, mut first: Process) -> Process {
         // The shell, its child and its sleep, the shell in the other session and its sleep.
         let runs = || self.path("ready").exists() && self.tree().len() >= 5;
-        support::must("the first holder's tree runs, or dlock has ended", LIMIT, || runs() || first.has_ended());
+        support::must(
+            "the first holder's tree runs, or dlock has ended",
+            LIMIT,
+            || runs() || first.has_ended(),
+        );
         if first.has_ended() {
             let first = first.wait(LIMIT);
-            panic!("the first holder ended with {}: {}", first.code(), first.stderr);
+            panic!(
+                "the first holder ended with {}: {}",
+                first.code(),
+                first.stderr
+            );
         }
         first
     }
 
     /// Returns the living processes of the first holder's tree.
     pub fn tree(&self) -> Vec<Stat> {
-        procfs::tagged(&self.tag).into_iter().filter(|stat| !stat.name.starts_with("dlock") && stat.name != "lock-guard").collect()
+        procfs::tagged(&self.tag)
+            .into_iter()
+            .filter(|stat| !stat.name.starts_with("dlock") && stat.name != "lock-guard")
+            .collect()
     }
 
     /// Starts a second holder, which waits for the lock and runs the probe.
     #[track_caller]
     pub fn start_second(&self) -> Process {
-        let probe = format!("sh {} {}", self.path("probe.sh").display(), self.folder.path().display());
+        let probe = format!(
+            "sh {} {}",
+            self.path("probe.sh").display(),
+            self.folder.path().display()
+        );
         self.start(&["-w", "25"], &probe)
     }
 
@@ -142,15 +191,23 @@ impl World {
 
     #[track_caller]
     pub fn assert_no_overlap(&self) {
-        assert!(self.path("second").exists(), "the second command never started");
+        assert!(
+            self.path("second").exists(),
+            "the second command never started"
+        );
         let overlap = support::lines(&self.path("overlap"));
-        assert!(overlap.is_empty(), "the second command started while these of the first tree were alive: {overlap:?}");
+        assert!(
+            overlap.is_empty(),
+            "the second command started while these of the first tree were alive: {overlap:?}"
+        );
     }
 
     /// Asserts that no process of the first tree is left, not even the guardian.
     #[track_caller]
     pub fn assert_gone(&self) {
-        support::must("the first tree is gone", LIMIT, || procfs::tagged(&self.tag).is_empty());
+        support::must("the first tree is gone", LIMIT, || {
+            procfs::tagged(&self.tag).is_empty()
+        });
     }
 
     /// Asserts that the lock becomes free, at the latest when its lease ends.
@@ -161,7 +218,8 @@ impl World {
 
     pub fn is_free(&self) -> bool {
         let state: serde_json::Value = serde_json::from_str(&self.inspect().stdout).expect("JSON");
-        state["holders"].as_array().is_some_and(Vec::is_empty) && state["waiters"].as_array().is_some_and(Vec::is_empty)
+        state["holders"].as_array().is_some_and(Vec::is_empty)
+            && state["waiters"].as_array().is_some_and(Vec::is_empty)
     }
 
     pub fn inspect(&self) -> Ended {
@@ -170,7 +228,11 @@ impl World {
 
     /// Returns the guardian of a running `dlock run`.
     pub fn guardian(dlock: &Process) -> u32 {
-        procfs::children(dlock.pid()).iter().find(|stat| stat.name == "lock-guard").expect("a guardian").pid
+        procfs::children(dlock.pid())
+            .iter()
+            .find(|stat| stat.name == "lock-guard")
+            .expect("a guardian")
+            .pid
     }
 
     pub fn file(&self, name: &str) -> String {

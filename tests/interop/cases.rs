@@ -1,4 +1,5 @@
-//! The cases for each library: it and dlock exclude each other, each takes over after the other's death, and no update is lost in a race.
+//! The cases for each library: it and dlock exclude each other, each takes over after the other's
+//! death, and no update is lost in a race.
 
 use std::{
     fs,
@@ -53,7 +54,8 @@ pub struct Library {
     pub name: fn(key: &str, database: &str) -> String,
     /// dlock's modes, starting with the exclusive one.
     pub modes: &'static [(&'static str, Interaction)],
-    /// The error that the library raises instead of reporting busy while dlock holds the lock, and its reason.
+    /// The error that the library raises instead of reporting busy while dlock holds the lock, and
+    /// its reason.
     pub raises: Option<(&'static str, &'static str)>,
     /// Why a killed holder's lock does not expire.
     pub without_end: Option<&'static str>,
@@ -65,7 +67,8 @@ pub struct Independent {
     pub language: Language,
     pub store: Store,
     pub name: fn(key: &str, database: &str) -> String,
-    /// dlock's status while the library holds its lock: 75 if dlock waits, 65 if it can't read the key, 0 if it sees nothing.
+    /// dlock's status while the library holds its lock: 75 if dlock waits, 65 if it can't read the
+    /// key, 0 if it sees nothing.
     pub dlock: i32,
     /// The status of a dlock hold while the library gets the lock: 76 if that takes the lock away.
     pub passed: i32,
@@ -97,7 +100,9 @@ pub fn skipped(test: &str, language: Language, store: Store) -> bool {
 /// A job that runs until the file `go` exists.
 fn job(folder: &Path) -> String {
     let folder = folder.display();
-    format!("echo $$ > {folder}/began; while [ ! -e {folder}/go ]; do sleep 0.02; done; touch {folder}/ended")
+    format!(
+        "echo $$ > {folder}/began; while [ ! -e {folder}/go ]; do sleep 0.02; done; touch {folder}/ended"
+    )
 }
 
 impl<'a> Pair<'a> {
@@ -105,7 +110,12 @@ impl<'a> Pair<'a> {
         let server = library.store.start();
         let key = unique("job");
         let name = (library.name)(&key, &server.database);
-        Self { library, server, key, name }
+        Self {
+            library,
+            server,
+            key,
+            name,
+        }
     }
 
     fn program(&self, ttl: u32) -> Program {
@@ -114,7 +124,12 @@ impl<'a> Pair<'a> {
 
     /// Starts `dlock WORDS` with the options of this library.
     fn dlock(&self, words: &[&str]) -> Process {
-        let words: Vec<_> = words[..1].iter().chain(self.library.options).chain(&words[1..]).copied().collect();
+        let words: Vec<_> = words[..1]
+            .iter()
+            .chain(self.library.options)
+            .chain(&words[1..])
+            .copied()
+            .collect();
         dlock::spawn(&self.server.url, &words)
     }
 
@@ -124,60 +139,121 @@ impl<'a> Pair<'a> {
         serde_json::from_str(&said.stdout).unwrap()
     }
 
-    /// `dlock names` prints the library's name, and `inspect` shows the library's hold under that name.
+    /// `dlock names` prints the library's name, and `inspect` shows the library's hold under that
+    /// name.
     fn is_named(&self) {
         let (state, names) = (self.json("inspect"), self.json("names"));
         let holders = state["holders"].as_array().unwrap();
-        assert!(!holders.is_empty() && holders.iter().all(|holder| holder["foreign"] == true), "{state}");
+        assert!(
+            !holders.is_empty() && holders.iter().all(|holder| holder["foreign"] == true),
+            "{state}"
+        );
         assert_eq!(state["stored_as"], names["stored_as"]);
-        let codes: Vec<_> = names["libraries"].as_array().unwrap().iter().filter_map(|library| library["code"].as_str()).collect();
-        assert!(codes.iter().any(|code| code.contains(&self.name)), "{} is in none of {codes:?}", self.name);
+        let codes: Vec<_> = names["libraries"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|library| library["code"].as_str())
+            .collect();
+        assert!(
+            codes.iter().any(|code| code.contains(&self.name)),
+            "{} is in none of {codes:?}",
+            self.name
+        );
     }
 
     fn library_first(&self, theirs: &mut Program, mode: &str, interaction: Interaction) {
         assert_eq!(theirs.say("try"), "held");
-        let tried = self.dlock(&["run", mode, "-k", &self.key, "--", "true"]).wait(LIMIT);
-        assert_eq!(tried.code(), if interaction == Excluded { 75 } else { 0 }, "{mode}: {}", tried.stderr);
+        let tried = self
+            .dlock(&["run", mode, "-k", &self.key, "--", "true"])
+            .wait(LIMIT);
+        assert_eq!(
+            tried.code(),
+            if interaction == Excluded { 75 } else { 0 },
+            "{mode}: {}",
+            tried.stderr
+        );
         self.is_named();
         let folder = support::folder();
         let ran = folder.path().join("ran");
-        let waiter = self.dlock(&["run", mode, "-k", &self.key, "-w", "50", "--", "touch", &ran.display().to_string()]);
+        let waiter = self.dlock(&[
+            "run",
+            mode,
+            "-k",
+            &self.key,
+            "-w",
+            "50",
+            "--",
+            "touch",
+            &ran.display().to_string(),
+        ]);
         if interaction == Excluded {
             std::thread::sleep(KEPT_OUT);
-            assert!(!ran.exists(), "dlock {mode} ran while the library held the lock");
+            assert!(
+                !ran.exists(),
+                "dlock {mode} ran while the library held the lock"
+            );
         }
         assert_eq!(theirs.say("release"), "free");
         let released = Instant::now();
         let waiter = waiter.wait(LIMIT);
         assert_eq!(waiter.code(), 0, "{mode}: {}", waiter.stderr);
-        say(&format!("interop: {:?}, then dlock {mode} in {} ms", self.library.language, released.elapsed().as_millis()));
+        say(&format!(
+            "interop: {:?}, then dlock {mode} in {} ms",
+            self.library.language,
+            released.elapsed().as_millis()
+        ));
     }
 
     fn dlock_first(&self, theirs: &mut Program, mode: &str, interaction: Interaction) {
         let folder = support::folder();
         let folder = folder.path();
         let holder = self.dlock(&["run", mode, "-k", &self.key, "--", "sh", "-c", &job(folder)]);
-        must("dlock holds the lock", LIMIT, || folder.join("began").exists());
+        must("dlock holds the lock", LIMIT, || {
+            folder.join("began").exists()
+        });
         if interaction == Compatible {
             assert_eq!(theirs.say("try"), "held");
             fs::write(folder.join("go"), "").unwrap();
             assert_eq!(holder.wait(LIMIT).code(), 0);
-            assert_eq!(theirs.say("release"), "free", "dlock took the lock away with its own share");
+            assert_eq!(
+                theirs.say("release"),
+                "free",
+                "dlock took the lock away with its own share"
+            );
             return;
         }
-        let raises = self.library.raises.map(|(name, _)| format!("raised {name}"));
-        assert_eq!(theirs.say("try"), raises.clone().unwrap_or_else(|| "busy".into()), "while dlock {mode} held the lock");
+        let raises = self
+            .library
+            .raises
+            .map(|(name, _)| format!("raised {name}"));
+        assert_eq!(
+            theirs.say("try"),
+            raises.clone().unwrap_or_else(|| "busy".into()),
+            "while dlock {mode} held the lock"
+        );
         if raises.is_none() {
             theirs.tell("lock");
-            assert_eq!(theirs.answer_within(KEPT_OUT), None, "while dlock {mode} held the lock");
+            assert_eq!(
+                theirs.answer_within(KEPT_OUT),
+                None,
+                "while dlock {mode} held the lock"
+            );
         }
         assert!(!folder.join("ended").exists());
         fs::write(folder.join("go"), "").unwrap();
         let began = Instant::now();
         if raises.is_none() {
             assert_eq!(theirs.answer(), "held");
-            assert!(folder.join("ended").exists(), "the library got the lock while dlock's command ran");
-            say(&format!("interop: dlock {mode}, then {:?} in {} ms", self.library.language, began.elapsed().as_millis()));
+            assert!(
+                folder.join("ended").exists(),
+                "the library got the lock while dlock's command ran"
+            );
+            say(&format!(
+                "interop: dlock {mode}, then {:?} in {} ms",
+                self.library.language,
+                began.elapsed().as_millis()
+            ));
         }
         assert_eq!(holder.wait(LIMIT).code(), 0);
         if raises.is_some() {
@@ -190,7 +266,11 @@ impl<'a> Pair<'a> {
     fn library_dies(&self) {
         let mut theirs = self.program(SHORT);
         assert_eq!(theirs.say("try"), "held");
-        let wait = if self.library.without_end.is_some() { "6" } else { "50" };
+        let wait = if self.library.without_end.is_some() {
+            "6"
+        } else {
+            "50"
+        };
         let waiter = self.dlock(&["run", "-k", &self.key, "-w", wait, "--", "true"]);
         std::thread::sleep(KEPT_OUT / 2);
         theirs.kill();
@@ -198,20 +278,40 @@ impl<'a> Pair<'a> {
         let waiter = waiter.wait(LIMIT);
         if let Some(why) = self.library.without_end {
             assert_eq!(waiter.code(), 75, "{why}: {}", waiter.stderr);
-            assert_eq!(self.json("inspect")["holders"][0]["expires_in_ms"], Value::Null, "{why}");
+            assert_eq!(
+                self.json("inspect")["holders"][0]["expires_in_ms"],
+                Value::Null,
+                "{why}"
+            );
             return;
         }
         assert_eq!(waiter.code(), 0, "{}", waiter.stderr);
-        say(&format!("interop: {:?} killed, dlock {} ms later", self.library.language, killed.elapsed().as_millis()));
+        say(&format!(
+            "interop: {:?} killed, dlock {} ms later",
+            self.library.language,
+            killed.elapsed().as_millis()
+        ));
     }
 
     /// Kills dlock while it holds the lock.
     fn dlock_dies(&self) {
         let folder = support::folder();
         let folder = folder.path();
-        let holder = self.dlock(&["run", "-k", &self.key, "--ttl", "4s", "--", "sh", "-c", &job(folder)]);
+        let holder = self.dlock(&[
+            "run",
+            "-k",
+            &self.key,
+            "--ttl",
+            "4s",
+            "--",
+            "sh",
+            "-c",
+            &job(folder),
+        ]);
         let began = folder.join("began");
-        must("dlock holds the lock", LIMIT, || fs::read_to_string(&began).is_ok_and(|pid| pid.ends_with('\n')));
+        must("dlock holds the lock", LIMIT, || {
+            fs::read_to_string(&began).is_ok_and(|pid| pid.ends_with('\n'))
+        });
         let command: u32 = fs::read_to_string(&began).unwrap().trim().parse().unwrap();
         let mut theirs = self.program(LONG);
         let waits = self.library.raises.is_none();
@@ -224,13 +324,27 @@ impl<'a> Pair<'a> {
         if waits {
             assert_eq!(theirs.answer(), "held");
         } else {
-            must("the library gets the lock", LIMIT, || theirs.say("try") == "held");
+            must("the library gets the lock", LIMIT, || {
+                theirs.say("try") == "held"
+            });
         }
-        assert!(!procfs::alive(command), "the library got the lock while dlock's command was alive");
-        say(&format!("interop: dlock killed, {:?} {} ms later", self.library.language, killed.elapsed().as_millis()));
+        assert!(
+            !procfs::alive(command),
+            "the library got the lock while dlock's command was alive"
+        );
+        say(&format!(
+            "interop: dlock killed, {:?} {} ms later",
+            self.library.language,
+            killed.elapsed().as_millis()
+        ));
         assert_eq!(theirs.say("release"), "free");
         let ended = holder.wait(LIMIT);
-        assert_eq!(ended.code(), 128 + Signal::KILL.as_raw(), "{}", ended.stderr);
+        assert_eq!(
+            ended.code(),
+            128 + Signal::KILL.as_raw(),
+            "{}",
+            ended.stderr
+        );
     }
 
     /// Both take the lock as often as they can, and increment a counter without atomicity.
@@ -241,22 +355,49 @@ impl<'a> Pair<'a> {
         let mut theirs = self.program(LONG);
         theirs.tell(&format!("race {} {file}", RACE.as_secs()));
         let script = format!("n=$(cat {file}); sleep 0.005; echo $((n + 1)) > {file}");
-        let (mut ours, mut dice, began) = (0, Dice(u64::from(std::process::id()) | 1), Instant::now());
+        let (mut ours, mut dice, began) =
+            (0, Dice(u64::from(std::process::id()) | 1), Instant::now());
         while began.elapsed() < RACE {
-            let run = self.dlock(&["run", "-k", &self.key, "-w", ".3", "--skew-guard", "0", "--", "sh", "-c", &script]).wait(LIMIT);
+            let run = self
+                .dlock(&[
+                    "run",
+                    "-k",
+                    &self.key,
+                    "-w",
+                    ".3",
+                    "--skew-guard",
+                    "0",
+                    "--",
+                    "sh",
+                    "-c",
+                    &script,
+                ])
+                .wait(LIMIT);
             assert!([0, 75].contains(&run.code()), "{}", run.stderr);
             ours += u64::from(run.code() == 0);
             std::thread::sleep(Duration::from_millis(dice.below(40)));
         }
-        let theirs: u64 = theirs.answer().strip_prefix("counted ").unwrap().parse().unwrap();
+        let theirs: u64 = theirs
+            .answer()
+            .strip_prefix("counted ")
+            .unwrap()
+            .parse()
+            .unwrap();
         let count: u64 = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
-        say(&format!("interop: race of dlock {ours} and {:?} {theirs}", self.library.language));
+        say(&format!(
+            "interop: race of dlock {ours} and {:?} {theirs}",
+            self.library.language
+        ));
         assert_eq!(count, ours + theirs, "two holders overlapped");
-        assert!(ours > 0 && theirs > 0, "one of them never got the lock: dlock {ours}, the library {theirs}");
+        assert!(
+            ours > 0 && theirs > 0,
+            "one of them never got the lock: dlock {ours}, the library {theirs}"
+        );
     }
 }
 
-/// The library holds while dlock is busy, waits and gets the lock, and the other way round, in each mode of dlock.
+/// The library holds while dlock is busy, waits and gets the lock, and the other way round, in each
+/// mode of dlock.
 pub fn exclude_each_other(library: &Library) {
     let pair = Pair::new(library);
     let mut theirs = pair.program(LONG);
@@ -287,8 +428,13 @@ pub fn ignore_each_other(library: &Independent) {
     let mut theirs = Program::start(library.language, &server.address, &name, LONG);
     let folder = support::folder();
     let folder = folder.path();
-    let holder = dlock::spawn(&server.url, &["run", "-k", &key, "--", "sh", "-c", &job(folder)]);
-    must("dlock holds the lock", LIMIT, || folder.join("began").exists());
+    let holder = dlock::spawn(
+        &server.url,
+        &["run", "-k", &key, "--", "sh", "-c", &job(folder)],
+    );
+    must("dlock holds the lock", LIMIT, || {
+        folder.join("began").exists()
+    });
     assert_eq!(theirs.say("try"), library.library, "{}", library.why);
     fs::write(folder.join("go"), "").unwrap();
     assert_eq!(holder.wait(LIMIT).code(), library.passed);
@@ -296,5 +442,11 @@ pub fn ignore_each_other(library: &Independent) {
         assert_eq!(theirs.say("lock"), "held");
     }
     let tried = dlock::run(&server.url, &["run", "-k", &key, "--", "true"]);
-    assert_eq!(tried.code(), library.dlock, "{}: {}", library.why, tried.stderr);
+    assert_eq!(
+        tried.code(),
+        library.dlock,
+        "{}: {}",
+        library.why,
+        tried.stderr
+    );
 }

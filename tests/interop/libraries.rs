@@ -3,13 +3,23 @@
 use crate::{
     cases::{self, Compatible, Excluded, Independent, Interaction, Library},
     program::Language::{Java, Node, Python},
-    stores::Store::{self, Etcd, MariaDb, MySql, Postgres, Redis, Redlock, RedlockOfOne, ZooKeeper},
+    stores::Store::{
+        self, Etcd, MariaDb, MySql, Postgres, Redis, Redlock, RedlockOfOne, ZooKeeper,
+    },
 };
 
 /// All modes; none is compatible with the library's lock.
-const ALONE: &[(&str, Interaction)] = &[("-x", Excluded), ("-s", Excluded), ("--permits=2", Excluded)];
+const ALONE: &[(&str, Interaction)] = &[
+    ("-x", Excluded),
+    ("-s", Excluded),
+    ("--permits=2", Excluded),
+];
 /// The library's lock is shared.
-const READER: &[(&str, Interaction)] = &[("-x", Excluded), ("-s", Compatible), ("--permits=2", Excluded)];
+const READER: &[(&str, Interaction)] = &[
+    ("-x", Excluded),
+    ("-s", Compatible),
+    ("--permits=2", Excluded),
+];
 /// For stores without permits.
 const NO_PERMITS: &[(&str, Interaction)] = &[("-x", Excluded), ("-s", Excluded)];
 const NO_PERMITS_READER: &[(&str, Interaction)] = &[("-x", Excluded), ("-s", Compatible)];
@@ -29,8 +39,20 @@ fn path(key: &str, _: &str) -> String {
     format!("/dlock/{key}")
 }
 
-const fn shares(language: crate::program::Language, store: Store, name: fn(&str, &str) -> String) -> Library {
-    Library { language, store, options: &[], name, modes: ALONE, raises: None, without_end: None }
+const fn shares(
+    language: crate::program::Language,
+    store: Store,
+    name: fn(&str, &str) -> String,
+) -> Library {
+    Library {
+        language,
+        store,
+        options: &[],
+        name,
+        modes: ALONE,
+        raises: None,
+        without_end: None,
+    }
 }
 
 macro_rules! share {
@@ -213,7 +235,13 @@ fn psql_with_hashtext() {
         return;
     }
     // SELECT hashtext('sms-job')
-    let library =
-        Library { modes: NO_PERMITS, ..shares(language, Postgres("?mode=advisory&pg_key=130451424"), |_, _| "hashtext('sms-job')".into()) };
+    let library = Library {
+        modes: NO_PERMITS,
+        ..shares(
+            language,
+            Postgres("?mode=advisory&pg_key=130451424"),
+            |_, _| "hashtext('sms-job')".into(),
+        )
+    };
     cases::race(&library);
 }

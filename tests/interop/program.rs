@@ -39,8 +39,12 @@ impl Language {
             Self::Node(_) => (&["node", "npm"], || node_modules().err()),
             Self::Java(_) => (&["java", "javac"], || curator().err()),
         };
-        let missing = programs.iter().find(|program| find_program(program).is_none());
-        missing.map(|program| format!("not installed: {program}")).or_else(made)
+        let missing = programs
+            .iter()
+            .find(|program| find_program(program).is_none());
+        missing
+            .map(|program| format!("not installed: {program}"))
+            .or_else(made)
     }
 
     fn command(self) -> std::process::Command {
@@ -48,17 +52,31 @@ impl Language {
             Self::Python(kind) => {
                 let mut command = process::command(python().unwrap());
                 // The generated code of etcd3 is older than its runtime.
-                command.arg("-B").arg(format!("{DRIVERS}/driver.py")).arg(kind).env("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python");
+                command
+                    .arg("-B")
+                    .arg(format!("{DRIVERS}/driver.py"))
+                    .arg(kind)
+                    .env("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python");
                 command
             }
             Self::Node(kind) => {
                 let mut command = process::command("node");
-                command.arg(format!("{DRIVERS}/driver.js")).arg(kind).env("NODE_PATH", node_modules().unwrap());
+                command
+                    .arg(format!("{DRIVERS}/driver.js"))
+                    .arg(kind)
+                    .env("NODE_PATH", node_modules().unwrap());
                 command
             }
             Self::Java(kind) => {
                 let mut command = process::command("java");
-                command.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", &curator().unwrap(), "Driver", kind]);
+                command.args([
+                    "-XX:TieredStopAtLevel=1",
+                    "-XX:+UseSerialGC",
+                    "-cp",
+                    &curator().unwrap(),
+                    "Driver",
+                    kind,
+                ]);
                 command
             }
         }
@@ -75,14 +93,24 @@ pub struct Program {
 impl Program {
     pub fn start(language: Language, address: &str, name: &str, ttl: u32) -> Self {
         let mut command = language.command();
-        command.args([address, name, &ttl.to_string()]).process_group(0);
+        command
+            .args([address, name, &ttl.to_string()])
+            .process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = process::start(command).unwrap();
         let stdin = child.stdin.take().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let (send, answers) = mpsc::channel();
-        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| send.send(line)));
-        let mut program = Self { child, stdin, answers };
+        thread::spawn(move || {
+            lines
+                .map_while(Result::ok)
+                .try_for_each(|line| send.send(line))
+        });
+        let mut program = Self {
+            child,
+            stdin,
+            answers,
+        };
         assert_eq!(program.answer(), "ready");
         program
     }
@@ -103,7 +131,9 @@ impl Program {
     /// Returns the next answer.
     #[track_caller]
     pub fn answer(&mut self) -> String {
-        self.answers.recv_timeout(LIMIT).unwrap_or_else(|error| panic!("no answer: {error}"))
+        self.answers
+            .recv_timeout(LIMIT)
+            .unwrap_or_else(|error| panic!("no answer: {error}"))
     }
 
     /// Returns the next answer, if it comes within this time.

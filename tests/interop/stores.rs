@@ -60,7 +60,11 @@ impl Store {
     /// Returns what this server lacks here, if anything.
     pub fn missing(self) -> Option<String> {
         let without = |programs: &[&str]| {
-            let missing: Vec<_> = programs.iter().filter(|name| find_program(name).is_none()).copied().collect();
+            let missing: Vec<_> = programs
+                .iter()
+                .filter(|name| find_program(name).is_none())
+                .copied()
+                .collect();
             (!missing.is_empty()).then(|| format!("not installed: {}", missing.join(", ")))
         };
         match self {
@@ -73,44 +77,80 @@ impl Store {
         }
     }
 
-    /// Whether the store may be missing even in CI: it is fetched from another release than the system's.
+    /// Whether the store may be missing even in CI: it is fetched from another release than the
+    /// system's.
     pub fn is_optional(self) -> bool {
         matches!(self, Self::MySql(_))
     }
 
     pub fn start(self) -> Server {
-        let ports = |nodes: &[Redis]| nodes.iter().map(|node| node.port.to_string()).collect::<Vec<_>>();
+        let ports = |nodes: &[Redis]| {
+            nodes
+                .iter()
+                .map(|node| node.port.to_string())
+                .collect::<Vec<_>>()
+        };
         match self {
             Self::Redis => {
                 let redis = Redis::plain();
                 let (url, address) = (redis.url(), redis.port.to_string());
-                Server { url, address, database: String::new(), _running: Arc::new(redis) }
+                Server {
+                    url,
+                    address,
+                    database: String::new(),
+                    _running: Arc::new(redis),
+                }
             }
             Self::Redlock => {
                 let nodes = Nodes::plain();
                 let (url, address) = (nodes.url(), ports(&nodes.0).join(","));
-                Server { url, address, database: String::new(), _running: Arc::new(nodes) }
+                Server {
+                    url,
+                    address,
+                    database: String::new(),
+                    _running: Arc::new(nodes),
+                }
             }
             Self::RedlockOfOne => {
                 let redis = Redis::plain();
                 let url = format!("redlock://127.0.0.1:{}?allow_few=yes", redis.port);
-                Server { url, address: redis.port.to_string(), database: String::new(), _running: Arc::new(redis) }
+                Server {
+                    url,
+                    address: redis.port.to_string(),
+                    database: String::new(),
+                    _running: Arc::new(redis),
+                }
             }
             Self::ZooKeeper => {
                 let servers = shared(&ZOOKEEPER, ZooKeeper::single);
                 let url = servers.url();
                 let address = url.replace("zookeeper://", "");
-                Server { url, address, database: String::new(), _running: servers }
+                Server {
+                    url,
+                    address,
+                    database: String::new(),
+                    _running: servers,
+                }
             }
             Self::Etcd => {
                 let etcd = shared(&ETCD, Etcd::plain);
-                Server { url: etcd.url(), address: format!("127.0.0.1:{}", etcd.port()), database: String::new(), _running: etcd }
+                Server {
+                    url: etcd.url(),
+                    address: format!("127.0.0.1:{}", etcd.port()),
+                    database: String::new(),
+                    _running: etcd,
+                }
             }
             Self::Postgres(parameters) => {
                 let server = shared(&POSTGRES, Postgres::plain);
                 let database = server.database();
                 let address = server.url(&database);
-                initialized(Server { url: format!("{address}{parameters}"), address, database, _running: server })
+                initialized(Server {
+                    url: format!("{address}{parameters}"),
+                    address,
+                    database,
+                    _running: server,
+                })
             }
             Self::MariaDb(parameters) => speaking_mysql(Product::MariaDb, &MARIADB, parameters),
             Self::MySql(parameters) => speaking_mysql(Product::MySql, &MYSQL, parameters),
@@ -119,10 +159,20 @@ impl Store {
 }
 
 fn speaking_mysql(product: Product, slot: &Mutex<Weak<MariaDb>>, parameters: &str) -> Server {
-    let server = shared(slot, || MariaDb::with(Options { product, ..Options::default() }));
+    let server = shared(slot, || {
+        MariaDb::with(Options {
+            product,
+            ..Options::default()
+        })
+    });
     let database = server.database();
     let address = format!("{},{database}", server.socket().display());
-    initialized(Server { url: format!("{}{parameters}", server.url(&database)), address, database, _running: server })
+    initialized(Server {
+        url: format!("{}{parameters}", server.url(&database)),
+        address,
+        database,
+        _running: server,
+    })
 }
 
 fn initialized(server: Server) -> Server {

@@ -1,4 +1,5 @@
-//! Twenty simultaneous `dlock run`, and a counter that loses updates as soon as two of them overlap.
+//! Twenty simultaneous `dlock run`, and a counter that loses updates as soon as two of them
+//! overlap.
 
 use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
@@ -14,7 +15,8 @@ const PROCESSES: usize = 20;
 const ROUNDS: usize = 5;
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Reads the counter, gives another process time to interfere, and writes the counter. Reports an overlap.
+/// Reads the counter, gives another process time to interfere, and writes the counter. Reports an
+/// overlap.
 const COUNT: &str = r#"
 cd "$1" || exit 1
 mkdir inside 2>/dev/null || echo "$$ met another" >> overlaps
@@ -27,7 +29,10 @@ rmdir inside
 
 fn on_sqlite(run: impl Fn(&str)) {
     let folder = support::folder();
-    run(&format!("sqlite://{}", folder.path().join("locks.db").display()));
+    run(&format!(
+        "sqlite://{}",
+        folder.path().join("locks.db").display()
+    ));
 }
 
 fn on_redis(test: &str, run: impl Fn(&str)) {
@@ -65,8 +70,15 @@ fn no_update_is_lost(backend: &str) {
     let waiters: Vec<Process> = (0..PROCESSES)
         .map(|_| {
             let mut command = support::process::command("sh");
-            command.args(["-c", again]).arg(dlock::binary()).arg(&key).arg(folder.path());
-            command.arg(ROUNDS.to_string()).arg(COUNT).env("DLOCK_BACKEND", backend);
+            command
+                .args(["-c", again])
+                .arg(dlock::binary())
+                .arg(&key)
+                .arg(folder.path());
+            command
+                .arg(ROUNDS.to_string())
+                .arg(COUNT)
+                .env("DLOCK_BACKEND", backend);
             Process::collect(command)
         })
         .collect();
@@ -75,16 +87,28 @@ fn no_update_is_lost(backend: &str) {
         assert_eq!((ended.code(), ended.stderr.as_str()), (0, ""), "{ended:?}");
     }
     assert_eq!(support::lines(&folder.path().join("overlaps")), [""; 0]);
-    assert_eq!(support::lines(&folder.path().join("counter")), [(PROCESSES * ROUNDS).to_string()]);
+    assert_eq!(
+        support::lines(&folder.path().join("counter")),
+        [(PROCESSES * ROUNDS).to_string()]
+    );
     let fences = fences(folder.path());
     assert_eq!(fences.len(), PROCESSES * ROUNDS);
-    assert!(fences.windows(2).all(|two| two[0] < two[1]), "a later holder had a lower fence: {fences:?}");
+    assert!(
+        fences.windows(2).all(|two| two[0] < two[1]),
+        "a later holder had a lower fence: {fences:?}"
+    );
     let left = dlock::run(backend, &["inspect", &key, "--json"]);
-    assert!(left.stdout.contains("\"holders\":[]") && left.stdout.contains("\"waiters\":[]"), "{left:?}");
+    assert!(
+        left.stdout.contains("\"holders\":[]") && left.stdout.contains("\"waiters\":[]"),
+        "{left:?}"
+    );
 }
 
 fn fences(folder: &Path) -> Vec<u64> {
-    support::lines(&folder.join("fences")).iter().map(|line| line.parse().expect("a fence")).collect()
+    support::lines(&folder.join("fences"))
+        .iter()
+        .map(|line| line.parse().expect("a fence"))
+        .collect()
 }
 
 fn one_of_twenty_runs(backend: &str) {
@@ -93,19 +117,42 @@ fn one_of_twenty_runs(backend: &str) {
     // The winner runs until all others have been skipped.
     let job = r#"echo "$DLOCK_FENCE" >> "$1/fences"; until [ -e "$1/over" ]; do sleep 0.05; done"#;
     let folder_name = folder.path().to_str().expect("UTF-8");
-    let mut all: Vec<Process> =
-        (0..PROCESSES).map(|_| dlock::spawn(backend, &["run", "-k", &key, "--", "sh", "-c", job, "job", folder_name])).collect();
-    let refused = |all: &mut Vec<Process>| all.iter_mut().map(Process::has_ended).filter(|ended| *ended).count() == PROCESSES - 1;
+    let mut all: Vec<Process> = (0..PROCESSES)
+        .map(|_| {
+            dlock::spawn(
+                backend,
+                &["run", "-k", &key, "--", "sh", "-c", job, "job", folder_name],
+            )
+        })
+        .collect();
+    let refused = |all: &mut Vec<Process>| {
+        all.iter_mut()
+            .map(Process::has_ended)
+            .filter(|ended| *ended)
+            .count()
+            == PROCESSES - 1
+    };
     support::must("all but one have ended", LIMIT, || refused(&mut all));
     fs::write(folder.path().join("over"), "").expect("the end");
     let mut codes = Vec::new();
     for one in all {
         let ended = one.wait(LIMIT);
-        assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("", ""), "a skip is silent where nobody watches");
+        assert_eq!(
+            (ended.stdout.as_str(), ended.stderr.as_str()),
+            ("", ""),
+            "a skip is silent where nobody watches"
+        );
         codes.push(ended.code());
     }
     codes.sort_unstable();
-    assert_eq!(codes.iter().collect::<BTreeSet<_>>(), BTreeSet::from([&0, &75]));
-    assert_eq!(codes.iter().filter(|code| **code == 0).count(), 1, "{codes:?}");
+    assert_eq!(
+        codes.iter().collect::<BTreeSet<_>>(),
+        BTreeSet::from([&0, &75])
+    );
+    assert_eq!(
+        codes.iter().filter(|code| **code == 0).count(),
+        1,
+        "{codes:?}"
+    );
     assert_eq!(fences(folder.path()).len(), 1);
 }

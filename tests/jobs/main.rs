@@ -1,6 +1,10 @@
-//! The main uses of dlock: many real processes that want one lock, and a real cron that starts them.
+//! The main uses of dlock: many real processes that want one lock, and a real cron that starts
+//! them.
 #![allow(missing_docs, reason = "a test program")]
-#![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests measure and wait in real time"
+)]
 
 use ::support;
 

@@ -4,14 +4,19 @@ use std::fs;
 
 /// Returns the text of a file of the project.
 pub fn read(path: &str) -> String {
-    fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap_or_else(|_| panic!("no {path}"))
+    fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR")))
+        .unwrap_or_else(|_| panic!("no {path}"))
 }
 
 /// Returns README's code blocks in this language.
 pub fn readme_blocks(language: &str) -> Vec<String> {
     let readme = read("README.md");
     let blocks = readme.split("\n```").skip(1).step_by(2);
-    blocks.filter_map(|block| Some(block.strip_prefix(language)?.strip_prefix('\n')?.to_owned() + "\n")).collect()
+    blocks
+        .filter_map(|block| {
+            Some(block.strip_prefix(language)?.strip_prefix('\n')?.to_owned() + "\n")
+        })
+        .collect()
 }
 
 /// Returns the examples of a man page: the indented blocks between its paragraphs.
@@ -34,7 +39,13 @@ pub fn examples(page: &str) -> Vec<String> {
 /// Returns the names of the items in a section of a man page.
 pub fn items(page: &str, section: &str) -> Vec<String> {
     let text = read(&format!("src/commands/man/{page}.md"));
-    let section = text.split("\n# ").find_map(|part| part.strip_prefix(section)?.strip_prefix('\n')).expect("the section").to_owned();
-    let names = section.lines().filter_map(|line| line.strip_prefix("- ")?.split(": ").next());
+    let section = text
+        .split("\n# ")
+        .find_map(|part| part.strip_prefix(section)?.strip_prefix('\n'))
+        .expect("the section")
+        .to_owned();
+    let names = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("- ")?.split(": ").next());
     names.map(str::to_owned).collect()
 }

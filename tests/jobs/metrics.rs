@@ -18,7 +18,11 @@ fn samples(file: &Path) -> BTreeMap<String, f64> {
         let (series, value) = line.rsplit_once(' ')?;
         Some((series.to_owned(), value.parse().ok()?))
     };
-    support::lines(file).iter().filter(|line| !line.starts_with('#')).map(|line| sample(line).expect("a sample")).collect()
+    support::lines(file)
+        .iter()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| sample(line).expect("a sample"))
+        .collect()
 }
 
 fn store(folder: &Path) -> String {
@@ -38,7 +42,19 @@ fn fifty_runs_at_once_are_all_counted() {
             let status = if n % 10 < 5 { "0" } else { "3" };
             dlock::spawn(
                 &store(folder.path()),
-                &["run", "-k", &keys[n % 5], "--metrics-file", path, "--", "sh", "-c", script, "sh", status],
+                &[
+                    "run",
+                    "-k",
+                    &keys[n % 5],
+                    "--metrics-file",
+                    path,
+                    "--",
+                    "sh",
+                    "-c",
+                    script,
+                    "sh",
+                    status,
+                ],
             )
         })
         .collect();
@@ -51,25 +67,47 @@ fn fifty_runs_at_once_are_all_counted() {
     let samples = samples(&file);
     let all = |name: &str| -> Vec<f64> {
         let start = format!("dlock_run_{name}{{");
-        samples.iter().filter(|(series, _)| series.starts_with(&start)).map(|(_, value)| *value).collect()
+        samples
+            .iter()
+            .filter(|(series, _)| series.starts_with(&start))
+            .map(|(_, value)| *value)
+            .collect()
     };
     let sum = |name: &str| all(name).iter().sum::<f64>();
     let count = |status: i32| codes.get(&status).copied().unwrap_or_default();
     let as_f64 = |count: usize| f64::from(u32::try_from(count).expect("a few"));
     assert_eq!(count(0) + count(3) + count(75), RUNS, "{codes:?}");
-    assert_eq!((sum("runs_total"), sum("skipped_total")), (as_f64(count(0) + count(3)), as_f64(count(75))), "{samples:#?}");
-    assert_eq!((all("lost_total"), all("last_start_timestamp_seconds").len()), (vec![0.0; 5], 5));
-    assert!(all("last_duration_seconds").iter().all(|ran| (0.15..30.0).contains(ran)), "{samples:#?}");
-    let left: Vec<_> = fs::read_dir(metrics.path()).expect("the folder").map(|entry| entry.expect("an entry").file_name()).collect();
+    assert_eq!(
+        (sum("runs_total"), sum("skipped_total")),
+        (as_f64(count(0) + count(3)), as_f64(count(75))),
+        "{samples:#?}"
+    );
+    assert_eq!(
+        (all("lost_total"), all("last_start_timestamp_seconds").len()),
+        (vec![0.0; 5], 5)
+    );
+    assert!(
+        all("last_duration_seconds")
+            .iter()
+            .all(|ran| (0.15..30.0).contains(ran)),
+        "{samples:#?}"
+    );
+    let left: Vec<_> = fs::read_dir(metrics.path())
+        .expect("the folder")
+        .map(|entry| entry.expect("an entry").file_name())
+        .collect();
     assert_eq!(left, ["dlock.prom"], "the file is the only one");
     check(&file);
 }
 
-/// Checks the file with promtool or else with Prometheus' Python library, if one of them is installed.
+/// Checks the file with promtool or else with Prometheus' Python library, if one of them is
+/// installed.
 fn check(file: &Path) {
     let mut command = if support::find_program("promtool").is_some() {
         let mut command = process::command("promtool");
-        command.args(["check", "metrics"]).stdin(fs::File::open(file).expect("the metrics"));
+        command
+            .args(["check", "metrics"])
+            .stdin(fs::File::open(file).expect("the metrics"));
         command
     } else {
         let parse = "import sys\ntry:\n import prometheus_client.parser as p\nexcept ImportError:\n sys.exit(44)\n\
@@ -87,8 +125,13 @@ fn check(file: &Path) {
     })
     .wait(LIMIT)
     {
-        ended if ended.code() == 44 => support::say("neither promtool nor prometheus_client is here to read the metrics"),
-        ended => assert_eq!((ended.code(), ended.stdout.as_str(), ended.stderr.as_str()), (0, "", "")),
+        ended if ended.code() == 44 => {
+            support::say("neither promtool nor prometheus_client is here to read the metrics");
+        }
+        ended => assert_eq!(
+            (ended.code(), ended.stdout.as_str(), ended.stderr.as_str()),
+            (0, "", "")
+        ),
     }
 }
 
@@ -100,16 +143,40 @@ fn a_start_is_in_the_metrics_while_the_command_runs() {
     let over = folder.path().join("over");
     let script = r#"until [ -e "$1" ]; do sleep 0.05; done; exit 4"#;
     let (path, until) = (file.to_str().expect("UTF-8"), over.to_str().expect("UTF-8"));
-    let run = dlock::spawn(&store(folder.path()), &["run", "-k", &key, "--metrics-file", path, "--", "sh", "-c", script, "sh", until]);
-    support::must("the start is in the metrics", LIMIT, || support::lines(&file).len() == 3);
-    assert!(samples(&file).keys().all(|series| *series == format!("dlock_run_last_start_timestamp_seconds{{key=\"{key}\"}}")));
+    let run = dlock::spawn(
+        &store(folder.path()),
+        &[
+            "run",
+            "-k",
+            &key,
+            "--metrics-file",
+            path,
+            "--",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            until,
+        ],
+    );
+    support::must("the start is in the metrics", LIMIT, || {
+        support::lines(&file).len() == 3
+    });
+    assert!(samples(&file).keys().all(
+        |series| *series == format!("dlock_run_last_start_timestamp_seconds{{key=\"{key}\"}}")
+    ));
     fs::write(over, "").expect("the end");
     assert_eq!(run.wait(LIMIT).code(), 4);
     let status = format!("dlock_run_last_exit_status{{key=\"{key}\"}} 4");
-    assert!(support::lines(&file).contains(&status), "{:#?}", support::lines(&file));
+    assert!(
+        support::lines(&file).contains(&status),
+        "{:#?}",
+        support::lines(&file)
+    );
 }
 
-/// The node exporter is another user. Its collector loses all jobs of the host with a file that it can't read.
+/// The node exporter is another user. Its collector loses all jobs of the host with a file that it
+/// can't read.
 #[test]
 fn metrics_are_readable_whatever_the_umask_says() {
     use std::os::unix::fs::PermissionsExt as _;
@@ -117,8 +184,14 @@ fn metrics_are_readable_whatever_the_umask_says() {
     let file = folder.path().join("dlock.prom");
     let run = |umask: &str| {
         let mut command = process::command("sh");
-        let script = format!("umask {umask}; exec \"$0\" run -k \"$1\" --metrics-file \"$2\" -- true");
-        command.args(["-c", &script]).arg(dlock::binary()).arg(&key).arg(&file).env("DLOCK_BACKEND", store(folder.path()));
+        let script =
+            format!("umask {umask}; exec \"$0\" run -k \"$1\" --metrics-file \"$2\" -- true");
+        command
+            .args(["-c", &script])
+            .arg(dlock::binary())
+            .arg(&key)
+            .arg(&file)
+            .env("DLOCK_BACKEND", store(folder.path()));
         assert_eq!(Process::collect(command).wait(LIMIT).code(), 0);
         fs::metadata(&file).expect("metrics").permissions().mode() & 0o777
     };
@@ -133,7 +206,20 @@ fn unwritable_metrics_stop_no_job() {
     let missing = folder.path().join("none");
     let path = missing.join("dlock.prom");
     let run = |path: &Path| {
-        dlock::run(&store(folder.path()), &["run", "-k", &key, "--metrics-file", path.to_str().expect("UTF-8"), "--", "sh", "-c", "exit 3"])
+        dlock::run(
+            &store(folder.path()),
+            &[
+                "run",
+                "-k",
+                &key,
+                "--metrics-file",
+                path.to_str().expect("UTF-8"),
+                "--",
+                "sh",
+                "-c",
+                "exit 3",
+            ],
+        )
     };
     let ended = run(&path);
     let said = format!(
@@ -143,12 +229,16 @@ fn unwritable_metrics_stop_no_job() {
     );
     assert_eq!((ended.code(), ended.stderr), (3, said));
     // A permanent lock on the folder by another process blocks no run.
-    let _locked =
-        fs::File::open(folder.path()).map(|folder| rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive).map(|()| folder));
+    let _locked = fs::File::open(folder.path()).map(|folder| {
+        rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive).map(|()| folder)
+    });
     let ended = run(&folder.path().join("dlock.prom"));
     assert_eq!(ended.code(), 3);
     assert!(
-        ended.stderr.contains("another process keeps its folder locked") && ended.took < stretched(Duration::from_secs(20)),
+        ended
+            .stderr
+            .contains("another process keeps its folder locked")
+            && ended.took < stretched(Duration::from_secs(20)),
         "{ended:?}"
     );
 }

@@ -1,4 +1,5 @@
-//! `--output on-failure`: the command's output is printed only if the run failed, and the history keeps the end of it.
+//! `--output on-failure`: the command's output is printed only if the run failed, and the history
+//! keeps the end of it.
 
 use std::{
     process::Command,
@@ -25,7 +26,11 @@ struct Site {
 impl Site {
     fn new() -> Self {
         let key = unique("output");
-        Self { folder: support::folder(), _sweep: Sweep(key.clone()), key }
+        Self {
+            folder: support::folder(),
+            _sweep: Sweep(key.clone()),
+            key,
+        }
     }
 
     fn store(&self) -> String {
@@ -34,8 +39,16 @@ impl Site {
 
     fn command(&self, options: &[&str], script: &str) -> Command {
         let mut command = dlock::command();
-        command.env("DLOCK_BACKEND", self.store()).args(["run", "-k", &self.key, "--output", "on-failure"]);
-        command.args(options).args(["--", "sh", "-c", script, &self.key]);
+        command.env("DLOCK_BACKEND", self.store()).args([
+            "run",
+            "-k",
+            &self.key,
+            "--output",
+            "on-failure",
+        ]);
+        command
+            .args(options)
+            .args(["--", "sh", "-c", script, &self.key]);
         command
     }
 
@@ -57,7 +70,10 @@ fn a_non_blocking_stdout_loses_no_output() {
     let script = r#"python3 -c 'import os; os.set_blocking(1, False)'; "$D" run -k "$K" --output on-failure -- sh -c 'seq 60000; exit 3'; echo $? >&2"#;
     let mut command = process::command("sh");
     command.args(["-c", &format!("{{ {script}; }} | {{ sleep 0.5; wc -c; }}")]);
-    command.env("D", dlock::binary()).env("K", &site.key).env("DLOCK_BACKEND", site.store());
+    command
+        .env("D", dlock::binary())
+        .env("K", &site.key)
+        .env("DLOCK_BACKEND", site.store());
     let ended = Process::collect(command).wait(LIMIT);
     assert_eq!((ended.stdout.trim(), ended.stderr.trim()), ("348894", "3"));
 }
@@ -69,44 +85,76 @@ fn a_success_is_silent_and_a_failure_prints_all_output_in_order() {
     assert_eq!((ended.code(), &*ended.stdout, &*ended.stderr), (0, "", ""));
     assert!(site.last()["reason"].is_null(), "{}", site.last());
     let ended = site.run(&[], "echo one; echo two >&2; echo three; exit 3");
-    assert_eq!((ended.code(), &*ended.stdout, &*ended.stderr), (3, "one\ntwo\nthree\n", ""));
-    assert_eq!((&site.last()["end"], &site.last()["reason"]), (&"exit 3".into(), &"three\none\ntwo\nthree".into()));
+    assert_eq!(
+        (ended.code(), &*ended.stdout, &*ended.stderr),
+        (3, "one\ntwo\nthree\n", "")
+    );
+    assert_eq!(
+        (&site.last()["end"], &site.last()["reason"]),
+        (&"exit 3".into(), &"three\none\ntwo\nthree".into())
+    );
     let table = dlock::run(&site.store(), &["history", &site.key]).stdout;
-    assert!(table.contains("exit 3: three") && !table.contains("one"), "{table}");
+    assert!(
+        table.contains("exit 3: three") && !table.contains("one"),
+        "{table}"
+    );
     let ended = site.run(&["--json"], "echo data; exit 4");
     assert_eq!((ended.code(), &*ended.stdout), (4, "data\n"));
-    assert!(ended.stderr.starts_with("{\"schema\":") && ended.stderr.lines().count() == 1, "{}", ended.stderr);
+    assert!(
+        ended.stderr.starts_with("{\"schema\":") && ended.stderr.lines().count() == 1,
+        "{}",
+        ended.stderr
+    );
 }
 
 #[test]
 fn a_timeout_and_a_loss_print_the_output_too() {
     let site = Site::new();
-    let ended = site.run(&["--max-runtime", "1s", "--grace", "100ms"], "echo working; exec sleep 60");
+    let ended = site.run(
+        &["--max-runtime", "1s", "--grace", "100ms"],
+        "echo working; exec sleep 60",
+    );
     assert_eq!((ended.code(), &*ended.stdout), (124, "working\n"));
     assert_eq!(site.last()["reason"], "max runtime 1s\nworking");
-    if !support::have("a_timeout_and_a_loss_print_the_output_too", &[Redis::PROGRAM]) {
+    if !support::have(
+        "a_timeout_and_a_loss_print_the_output_too",
+        &[Redis::PROGRAM],
+    ) {
         return;
     }
     let server = Redis::plain();
     let up = site.folder.path().join("up");
     let url = server.url();
-    let run =
-        site.command(&["-b", &url, "--ttl", "3s", "--grace", "100ms"], &format!("echo working; touch {}; exec sleep 60", up.display()));
+    let run = site.command(
+        &["-b", &url, "--ttl", "3s", "--grace", "100ms"],
+        &format!("echo working; touch {}; exec sleep 60", up.display()),
+    );
     let run = Process::collect(run);
     support::must("the command runs", LIMIT, || up.exists());
     drop(server);
     let ended = run.wait(LIMIT);
     assert_eq!((ended.code(), &*ended.stdout), (76, "working\n"));
-    assert!(ended.stderr.contains("the lock was lost"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("the lock was lost"),
+        "{}",
+        ended.stderr
+    );
 }
 
 #[test]
 fn a_process_that_keeps_the_pipe_open_is_not_waited_for() {
     let site = Site::new();
     let began = Instant::now();
-    let ended = site.run(&["--leftover", "leave"], "echo up; setsid sleep 20 & exit 5");
+    let ended = site.run(
+        &["--leftover", "leave"],
+        "echo up; setsid sleep 20 & exit 5",
+    );
     assert_eq!((ended.code(), &*ended.stdout), (5, "up\n"));
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        began.elapsed()
+    );
     // The same for a process that prints without end.
     let ended = site.run(&["--leftover", "leave"], "setsid yes & sleep 0.2; exit 5");
     assert_eq!(ended.code(), 5);
@@ -116,22 +164,57 @@ fn a_process_that_keeps_the_pipe_open_is_not_waited_for() {
 #[test]
 fn long_output_is_cut_to_its_tail_without_delay() {
     let site = Site::new();
-    let ended = site.run(&["--ttl", "3s"], "head -c 300000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo the end; exit 1");
+    let ended = site.run(
+        &["--ttl", "3s"],
+        "head -c 300000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo the end; exit 1",
+    );
     assert_eq!(ended.code(), 1, "{}", ended.stderr);
-    assert!(ended.stdout.len() <= 1 << 20 && ended.stdout.ends_with("\nthe end\n"), "{}", ended.stdout.len());
-    assert!(ended.stdout.lines().next().is_some_and(|line| line.len() == 99), "whole lines");
-    assert!(ended.stderr.contains("bytes of the output are left out"), "{}", ended.stderr);
-    assert!(site.last()["reason"].as_str().is_some_and(|reason| reason.starts_with("the end\n") && reason.len() < 1100));
+    assert!(
+        ended.stdout.len() <= 1 << 20 && ended.stdout.ends_with("\nthe end\n"),
+        "{}",
+        ended.stdout.len()
+    );
+    assert!(
+        ended
+            .stdout
+            .lines()
+            .next()
+            .is_some_and(|line| line.len() == 99),
+        "whole lines"
+    );
+    assert!(
+        ended.stderr.contains("bytes of the output are left out"),
+        "{}",
+        ended.stderr
+    );
+    assert!(
+        site.last()["reason"]
+            .as_str()
+            .is_some_and(|reason| reason.starts_with("the end\n") && reason.len() < 1100)
+    );
 }
 
 #[test]
 fn the_configuration_sets_output_per_job_and_flags_win() {
     let site = Site::new();
     let config = site.folder.path().join("config.toml");
-    std::fs::write(&config, format!("[keys.\"{}\"]\noutput = \"on-failure\"\n", site.key)).expect("a file");
+    std::fs::write(
+        &config,
+        format!("[keys.\"{}\"]\noutput = \"on-failure\"\n", site.key),
+    )
+    .expect("a file");
     let run = |key: &str, options: &[&str]| {
         let mut command = dlock::command();
-        command.env("DLOCK_BACKEND", site.store()).args(["run", "--config", config.to_str().expect("UTF-8"), "-k", key]).args(options);
+        command
+            .env("DLOCK_BACKEND", site.store())
+            .args([
+                "run",
+                "--config",
+                config.to_str().expect("UTF-8"),
+                "-k",
+                key,
+            ])
+            .args(options);
         Process::collect({
             command.args(["-c", "echo said"]);
             command

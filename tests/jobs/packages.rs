@@ -1,4 +1,5 @@
-//! The packages: the crate from cargo, the Debian package and the RPM, each tested on a system of its own.
+//! The packages: the crate from cargo, the Debian package and the RPM, each tested on a system of
+//! its own.
 
 use std::{fs, path::Path, process::Command, time::Duration};
 
@@ -13,7 +14,9 @@ const LONG: Duration = Duration::from_secs(1800);
 
 fn cargo(arguments: &[&str]) -> Command {
     let mut command = process::command(env!("CARGO"));
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(arguments);
+    command
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(arguments);
     command
 }
 
@@ -25,28 +28,70 @@ fn succeeds(command: Command, limit: Duration) -> Ended {
 
 #[test]
 fn the_crate_has_exactly_the_needed_files() {
-    let listed = succeeds(cargo(&["package", "--list", "--allow-dirty", "--offline"]), LIMIT).stdout;
+    let listed = succeeds(
+        cargo(&["package", "--list", "--allow-dirty", "--offline"]),
+        LIMIT,
+    )
+    .stdout;
     let files: Vec<&str> = listed.lines().collect();
-    for needed in
-        ["src/build.rs", "src/commands/man/run.md", "contrib/systemd/sms-job.service", "man/dlock.1", "LICENSE-MIT", "LICENSE-THIRD-PARTY"]
-    {
+    for needed in [
+        "src/build.rs",
+        "src/commands/man/run.md",
+        "contrib/systemd/sms-job.service",
+        "man/dlock.1",
+        "LICENSE-MIT",
+        "LICENSE-THIRD-PARTY",
+    ] {
         assert!(files.contains(&needed), "{needed}");
     }
-    let ours = ["src/", "man/", "completions/", "contrib/", "README.md", "CHANGELOG.md", "LICENSE-", "Cargo.", ".cargo_vcs_info.json"];
-    let junk: Vec<&&str> = files.iter().filter(|file| !ours.iter().any(|start| file.starts_with(start))).collect();
+    let ours = [
+        "src/",
+        "man/",
+        "completions/",
+        "contrib/",
+        "README.md",
+        "CHANGELOG.md",
+        "LICENSE-",
+        "Cargo.",
+        ".cargo_vcs_info.json",
+    ];
+    let junk: Vec<&&str> = files
+        .iter()
+        .filter(|file| !ours.iter().any(|start| file.starts_with(start)))
+        .collect();
     assert!(junk.is_empty(), "{junk:?}");
 }
 
 #[test]
 fn all_dependency_licences_are_included() {
-    let arguments = ["tree", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}", "--locked", "--offline"];
+    let arguments = [
+        "tree",
+        "--edges",
+        "normal,no-proc-macro",
+        "--prefix",
+        "none",
+        "--format",
+        "{p}",
+        "--locked",
+        "--offline",
+    ];
     let tree = succeeds(cargo(&arguments), LIMIT).stdout;
-    let licences = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/LICENSE-THIRD-PARTY")).expect("the licences");
+    let licences = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/LICENSE-THIRD-PARTY"))
+        .expect("the licences");
     let mut crates = 0;
-    for line in tree.lines().filter(|line| !line.is_empty() && !line.starts_with("dlock-cli ")) {
+    for line in tree
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with("dlock-cli "))
+    {
         let mut words = line.split(' ');
-        let (name, version) = (words.next().expect("a name"), words.next().expect("a version").trim_start_matches('v'));
-        assert!(licences.contains(&format!("\n{name} {version}  (")), "contrib/licenses/collect > LICENSE-THIRD-PARTY: {line}");
+        let (name, version) = (
+            words.next().expect("a name"),
+            words.next().expect("a version").trim_start_matches('v'),
+        );
+        assert!(
+            licences.contains(&format!("\n{name} {version}  (")),
+            "contrib/licenses/collect > LICENSE-THIRD-PARTY: {line}"
+        );
         crates += 1;
     }
     assert!(crates > 150, "{crates} crates");
@@ -56,20 +101,37 @@ fn all_dependency_licences_are_included() {
 #[test]
 fn the_packed_crate_installs() {
     if !std::env::var("DLOCK_TEST_ALL").is_ok_and(|value| value == "1") {
-        return support::say("SKIPPED the_packed_crate_installs: it compiles everything, for tests/run --all");
+        return support::say(
+            "SKIPPED the_packed_crate_installs: it compiles everything, for tests/run --all",
+        );
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packed");
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let target = text(&folder);
-    succeeds(cargo(&["package", "--allow-dirty", "--no-verify", "--offline", "--target-dir", &target]), LIMIT);
-    let packed = format!("{target}/package/dlock-cli-{}.crate", env!("CARGO_PKG_VERSION"));
+    succeeds(
+        cargo(&[
+            "package",
+            "--allow-dirty",
+            "--no-verify",
+            "--offline",
+            "--target-dir",
+            &target,
+        ]),
+        LIMIT,
+    );
+    let packed = format!(
+        "{target}/package/dlock-cli-{}.crate",
+        env!("CARGO_PKG_VERSION")
+    );
     let mut unpack = process::command("tar");
     // Outside of the project's folders.
     let elsewhere = support::folder();
     // Unpacked with new timestamps: an earlier build in this folder must count as outdated.
     unpack.args(["-xzmf", &packed, "-C", &text(elsewhere.path())]);
     succeeds(unpack, LIMIT);
-    let source = elsewhere.path().join(format!("dlock-cli-{}", env!("CARGO_PKG_VERSION")));
+    let source = elsewhere
+        .path()
+        .join(format!("dlock-cli-{}", env!("CARGO_PKG_VERSION")));
     let arguments = [
         "install",
         "--debug",
@@ -90,7 +152,10 @@ fn the_packed_crate_installs() {
     version.args(["--version", "--verbose"]);
     let report = succeeds(version, LIMIT).stdout;
     let noted = fs::read_to_string(source.join(".cargo_vcs_info.json")).expect("cargo's note");
-    let commit = report.lines().find_map(|line| line.strip_prefix("commit  ")).expect("a commit");
+    let commit = report
+        .lines()
+        .find_map(|line| line.strip_prefix("commit  "))
+        .expect("a commit");
     assert!(noted.contains(&commit[..12]), "{report}: {noted}");
 }
 
@@ -170,7 +235,8 @@ fn can_make_a_system(name: &str) -> bool {
     can
 }
 
-/// Packs the tested program with a cargo tool, runs `script` on an overlay system with that package, and returns the output.
+/// Packs the tested program with a cargo tool, runs `script` on an overlay system with that
+/// package, and returns the output.
 fn on_a_system(tool: &str, options: &[&str], script: &str) -> String {
     let folder = support::folder();
     for inner in ["layer", "root", "package"] {
@@ -182,15 +248,38 @@ fn on_a_system(tool: &str, options: &[&str], script: &str) -> String {
     let binary = dlock::binary();
     let profile = binary.parent().expect("its profile");
     let triple = profile.parent().expect("its target");
-    let of = |path: &Path| path.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
-    let mut pack = cargo(&[tool, "--profile", &of(profile).replace("debug", "dev"), "--target", &of(triple)]);
-    pack.env("CARGO_TARGET_DIR", triple.parent().expect("the folder of all targets"));
-    pack.args(options).arg("--output").arg(format!("{}/", package.display()));
+    let of = |path: &Path| {
+        path.file_name()
+            .and_then(|name| name.to_str())
+            .expect("a name")
+            .to_owned()
+    };
+    let mut pack = cargo(&[
+        tool,
+        "--profile",
+        &of(profile).replace("debug", "dev"),
+        "--target",
+        &of(triple),
+    ]);
+    pack.env(
+        "CARGO_TARGET_DIR",
+        triple.parent().expect("the folder of all targets"),
+    );
+    pack.args(options)
+        .arg("--output")
+        .arg(format!("{}/", package.display()));
     succeeds(pack, LIMIT);
     let mut install = process::command("unshare");
-    install.args(["--mount", "sh", "-c", SYSTEM, "install"]).arg(folder.path());
+    install
+        .args(["--mount", "sh", "-c", SYSTEM, "install"])
+        .arg(folder.path());
     let ended = succeeds(install, LIMIT);
-    assert!(ended.stdout.contains("\nran\n"), "{}{}", ended.stdout, ended.stderr);
+    assert!(
+        ended.stdout.contains("\nran\n"),
+        "{}{}",
+        ended.stdout,
+        ended.stderr
+    );
     ended.stdout
 }
 
@@ -200,7 +289,11 @@ fn the_debian_package_installs_runs_and_uninstalls() {
     if !support::have(name, &["dpkg", "unshare", "dpkg-deb"]) || !can_make_a_system(name) {
         return;
     }
-    if !Process::collect(cargo(&["deb", "--version"])).wait(LIMIT).status.success() {
+    if !Process::collect(cargo(&["deb", "--version"]))
+        .wait(LIMIT)
+        .status
+        .success()
+    {
         return support::skip(name, "cargo-deb is not installed");
     }
     let printed = on_a_system("deb", &["--no-build", "--no-strip", "--fast"], DEBIAN);
@@ -213,7 +306,11 @@ fn the_rpm_installs_runs_and_uninstalls() {
     if !support::have(name, &["rpm", "unshare"]) || !can_make_a_system(name) {
         return;
     }
-    if !Process::collect(cargo(&["generate-rpm", "--version"])).wait(LIMIT).status.success() {
+    if !Process::collect(cargo(&["generate-rpm", "--version"]))
+        .wait(LIMIT)
+        .status
+        .success()
+    {
         return support::skip(name, "cargo-generate-rpm is not installed");
     }
     let printed = on_a_system("generate-rpm", &["--payload-compress", "none"], RPM);

@@ -1,4 +1,5 @@
-//! Run policies on the command line: which runs are denied, with which message, and with which history entries.
+//! Run policies on the command line: which runs are denied, with which message, and with which
+//! history entries.
 
 use std::{
     fs,
@@ -32,12 +33,21 @@ impl Lab {
         let folder = support::folder();
         let backend = format!("sqlite://{}", folder.path().join("locks.db").display());
         let key = unique("policy");
-        Self { folder, backend, _sweep: Sweep(key.clone()), key }
+        Self {
+            folder,
+            backend,
+            _sweep: Sweep(key.clone()),
+            key,
+        }
     }
 
     fn words<'a>(&'a self, options: &'a str, script: &'a str) -> Vec<&'a str> {
         let options = options.split(' ').filter(|word| !word.is_empty());
-        ["run", "-v", "-k", &self.key].into_iter().chain(options).chain(["--", "sh", "-c", script]).collect()
+        ["run", "-v", "-k", &self.key]
+            .into_iter()
+            .chain(options)
+            .chain(["--", "sh", "-c", script])
+            .collect()
     }
 
     fn spawn(&self, options: &str, script: &str) -> Process {
@@ -51,8 +61,12 @@ impl Lab {
     /// Runs dlock as if on another host, by means of a PID namespace.
     fn run_elsewhere(&self, options: &str) -> Ended {
         let mut command = process::command("unshare");
-        command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"]).arg(dlock::binary());
-        command.args(self.words(options, "exit 0")).env("DLOCK_BACKEND", &self.backend);
+        command
+            .args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"])
+            .arg(dlock::binary());
+        command
+            .args(self.words(options, "exit 0"))
+            .env("DLOCK_BACKEND", &self.backend);
         Process::collect(command).wait(LIMIT)
     }
 
@@ -69,8 +83,16 @@ impl Lab {
     #[track_caller]
     fn assert_denied(&self, ended: &Ended, option: &str) {
         assert_eq!(ended.code(), 75, "{ended:?}");
-        assert!(ended.stderr.contains(&format!(", {option}: not run\n")), "{ended:?}");
-        assert_eq!(self.history()["skips"][0]["reason"], option, "{:#}", self.history());
+        assert!(
+            ended.stderr.contains(&format!(", {option}: not run\n")),
+            "{ended:?}"
+        );
+        assert_eq!(
+            self.history()["skips"][0]["reason"],
+            option,
+            "{:#}",
+            self.history()
+        );
     }
 }
 
@@ -83,8 +105,16 @@ fn a_skew_guard_denies_other_hosts_for_a_while() {
     let lab = Lab::new();
     assert_eq!(lab.run("", "exit 0").code(), 0);
     lab.assert_denied(&lab.run_elsewhere(""), "skew guard 5s");
-    assert_eq!(lab.run("", "exit 0").code(), 0, "the same host is not denied");
-    assert_eq!(lab.run_elsewhere("-w 30").code(), 0, "a waiter is not denied");
+    assert_eq!(
+        lab.run("", "exit 0").code(),
+        0,
+        "the same host is not denied"
+    );
+    assert_eq!(
+        lab.run_elsewhere("-w 30").code(),
+        0,
+        "a waiter is not denied"
+    );
     assert_eq!(lab.run("--skew-guard 4s", "exit 0").code(), 0);
     lab.assert_denied(&lab.run_elsewhere("--skew-guard 1h"), "skew guard 4s");
     assert_eq!(lab.run_elsewhere("--skew-guard 0").code(), 0);
@@ -110,11 +140,25 @@ fn a_schedule_fires_once_per_period() {
     let once_per = "--once-per 1h";
     assert_eq!(lab.run(once_per, "exit 3").code(), 3);
     lab.assert_denied(&lab.run(once_per, "exit 0"), "once per 1h");
-    assert_eq!(lab.run("--once-per 1h --retry-failed 1", "exit 3").code(), 3);
-    lab.assert_denied(&lab.run("--once-per 1h --retry-failed 1", "exit 0"), "once per 1h");
-    assert_eq!(lab.run("", "exit 0").code(), 0, "a run without the option is not denied");
+    assert_eq!(
+        lab.run("--once-per 1h --retry-failed 1", "exit 3").code(),
+        3
+    );
+    lab.assert_denied(
+        &lab.run("--once-per 1h --retry-failed 1", "exit 0"),
+        "once per 1h",
+    );
+    assert_eq!(
+        lab.run("", "exit 0").code(),
+        0,
+        "a run without the option is not denied"
+    );
     thread::sleep(Duration::from_millis(1100));
-    assert_eq!(lab.run("--once-per 2s", "exit 0").code(), 0, "the last run is older than half the period");
+    assert_eq!(
+        lab.run("--once-per 2s", "exit 0").code(),
+        0,
+        "the last run is older than half the period"
+    );
 }
 
 #[test]
@@ -123,9 +167,20 @@ fn a_key_runs_to_success_once() {
     let once = "--once --keep 1h";
     assert_eq!(lab.run(once, "exit 3").code(), 3);
     assert_eq!(lab.run(once, "exit 3").code(), 3, "not a success yet");
-    assert_eq!(lab.run("--once --keep 1h --max-runtime 200ms", "trap 'exit 0' TERM; sleep 100 & wait").code(), 124);
+    assert_eq!(
+        lab.run(
+            "--once --keep 1h --max-runtime 200ms",
+            "trap 'exit 0' TERM; sleep 100 & wait"
+        )
+        .code(),
+        124
+    );
     lab.assert_denied(&lab.run(once, "exit 0"), "once");
-    assert_eq!(lab.run("--once --keep 1h --retry-crashed", "exit 0").code(), 0, "a run that was stopped is not known to be done");
+    assert_eq!(
+        lab.run("--once --keep 1h --retry-crashed", "exit 0").code(),
+        0,
+        "a run that was stopped is not known to be done"
+    );
     lab.assert_denied(&lab.run(once, "exit 0"), "once");
     lab.assert_denied(&lab.run(once, "exit 0"), "once");
 }
@@ -134,7 +189,22 @@ fn a_key_runs_to_success_once() {
 #[test]
 fn a_start_in_the_future_is_told() {
     let lab = Lab::new();
-    let run = || dlock::run(&lab.backend, &["run", "-k", &lab.key, "--once-per", "1m", "--skew-guard", "5s", "--", "true"]);
+    let run = || {
+        dlock::run(
+            &lab.backend,
+            &[
+                "run",
+                "-k",
+                &lab.key,
+                "--once-per",
+                "1m",
+                "--skew-guard",
+                "5s",
+                "--",
+                "true",
+            ],
+        )
+    };
     assert_eq!(run().code(), 0);
     assert_eq!(run().stderr, "", "a run that is not due yet is no news");
     let script = "import json, sqlite3, sys
@@ -151,35 +221,67 @@ store.commit()";
     assert_eq!(moved.code(), 0, "{moved:?}");
     let denied = run();
     assert_eq!(denied.code(), 75, "{denied:?}");
-    assert!(denied.stderr.contains(" in the future by the store's clock"), "{denied:?}");
-    assert!(denied.stderr.contains(&format!("dlock forget {}", lab.key)), "{denied:?}");
+    assert!(
+        denied
+            .stderr
+            .contains(" in the future by the store's clock"),
+        "{denied:?}"
+    );
+    assert!(
+        denied.stderr.contains(&format!("dlock forget {}", lab.key)),
+        "{denied:?}"
+    );
     let history = dlock::run(&lab.backend, &["history", &lab.key]);
     assert!(!history.stdout.contains("kept from"), "{history:?}");
-    assert_eq!(dlock::run(&lab.backend, &["forget", &lab.key, "--yes", "--reason", "the clock was set back"]).code(), 0);
+    assert_eq!(
+        dlock::run(
+            &lab.backend,
+            &[
+                "forget",
+                &lab.key,
+                "--yes",
+                "--reason",
+                "the clock was set back"
+            ]
+        )
+        .code(),
+        0
+    );
     assert_eq!(run().code(), 0);
 }
 
-/// The command of a user keeps the lock even if dlock and the guardian are killed at once. Root's may go on as another user.
+/// The command of a user keeps the lock even if dlock and the guardian are killed at once. Root's
+/// may go on as another user.
 #[test]
 fn only_a_users_command_shares_the_lock_file() {
     let lab = Lab::new();
     let root = rustix::process::geteuid().is_root();
     if root {
         let shown = lab.run("", "ls -l /proc/self/fd");
-        assert!(shown.code() == 0 && !shown.stdout.contains("locks.db"), "{shown:?}");
+        assert!(
+            shown.code() == 0 && !shown.stdout.contains("locks.db"),
+            "{shown:?}"
+        );
     }
     let lab = Lab::new();
     let ready = lab.file().join("ready");
-    let script =
-        format!("setsid sh -c 'ls -l /proc/self/fd > {0}.list; mv {0}.list {0}; sleep 3' > /dev/null 2>&1 & wait", ready.display());
+    let script = format!(
+        "setsid sh -c 'ls -l /proc/self/fd > {0}.list; mv {0}.list {0}; sleep 3' > /dev/null 2>&1 & wait",
+        ready.display()
+    );
     let program = lab.file().join("program");
     support::program::copy(dlock::binary(), &program, 0o755);
     let as_user = |script: &str| {
         let mut command = process::command(if root { Path::new("setpriv") } else { &program });
         if root {
-            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program);
+            command
+                .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+                .arg(&program);
         }
-        command.args(lab.words("", script)).env_remove("HOME").env("DLOCK_BACKEND", &lab.backend);
+        command
+            .args(lab.words("", script))
+            .env_remove("HOME")
+            .env("DLOCK_BACKEND", &lab.backend);
         Process::collect(command)
     };
     if root {
@@ -187,7 +289,11 @@ fn only_a_users_command_shares_the_lock_file() {
     }
     let run = as_user(&script);
     support::must("the command runs", LIMIT, || ready.exists());
-    let guardian = procfs::children(run.pid()).iter().find(|stat| stat.name == "lock-guard").expect("a guardian").pid;
+    let guardian = procfs::children(run.pid())
+        .iter()
+        .find(|stat| stat.name == "lock-guard")
+        .expect("a guardian")
+        .pid;
     for signal in [Signal::STOP, Signal::KILL] {
         process::signal(guardian, signal);
         run.signal(signal);
@@ -197,42 +303,68 @@ fn only_a_users_command_shares_the_lock_file() {
     assert!(shown.contains("locks.db.lock"), "{shown}");
     let denied = as_user("exit 0").wait(LIMIT);
     assert_eq!(denied.code(), 75, "the daemon lives: {denied:?}");
-    support::must("the daemon has ended", LIMIT, || as_user("exit 0").wait(LIMIT).code() == 0);
+    support::must("the daemon has ended", LIMIT, || {
+        as_user("exit 0").wait(LIMIT).code() == 0
+    });
 }
 
 #[test]
 fn a_crashed_run_has_an_unknown_outcome() {
     let lab = Lab::new();
     let ready = lab.file().join("ready");
-    let run = lab.spawn("--once --keep 1h", &format!("echo > {}; sleep 1000", ready.display()));
+    let run = lab.spawn(
+        "--once --keep 1h",
+        &format!("echo > {}; sleep 1000", ready.display()),
+    );
     support::must("the command runs", LIMIT, || ready.exists());
     run.signal(Signal::KILL);
     assert_eq!(run.wait(LIMIT).code(), 137);
     support::must("the lock is free", LIMIT, || {
         let tried = lab.run("--once --keep 1h", "exit 0");
         assert_eq!(tried.code(), 75, "{tried:?}");
-        tried.stderr.contains("was not heard of since, once: not run") && tried.stderr.contains("--retry-crashed")
+        tried
+            .stderr
+            .contains("was not heard of since, once: not run")
+            && tried.stderr.contains("--retry-crashed")
     });
-    assert_eq!(lab.run("--once --keep 1h --retry-crashed", "exit 0").code(), 0);
-    lab.assert_denied(&lab.run("--once --keep 1h --retry-crashed", "exit 0"), "once");
+    assert_eq!(
+        lab.run("--once --keep 1h --retry-crashed", "exit 0").code(),
+        0
+    );
+    lab.assert_denied(
+        &lab.run("--once --keep 1h --retry-crashed", "exit 0"),
+        "once",
+    );
 }
 
 #[test]
 fn one_node_warns_of_a_long_hold() {
     let lab = Lab::new();
     let over = lab.file().join("over");
-    let script = format!("echo > {}; until [ -e {} ]; do sleep 0.05; done", lab.file().join("ready").display(), over.display());
+    let script = format!(
+        "echo > {}; until [ -e {} ]; do sleep 0.05; done",
+        lab.file().join("ready").display(),
+        over.display()
+    );
     let run = lab.spawn("", &script);
-    support::must("the command runs", LIMIT, || lab.file().join("ready").exists());
+    support::must("the command runs", LIMIT, || {
+        lab.file().join("ready").exists()
+    });
     let skip = |after: &str| {
-        let ended = dlock::run(&lab.backend, &["run", "-k", &lab.key, "--warn-held", after, "--", "true"]);
+        let ended = dlock::run(
+            &lab.backend,
+            &["run", "-k", &lab.key, "--warn-held", after, "--", "true"],
+        );
         assert_eq!(ended.code(), 75, "{ended:?}");
         ended.stderr
     };
     assert_eq!(skip("1h"), "");
     thread::sleep(Duration::from_secs(3));
     let said = [skip("3s"), skip("3s")];
-    assert!(said[0].contains("does it hang?") && said[0].contains("--warn-held 0 is silent"), "{said:?}");
+    assert!(
+        said[0].contains("does it hang?") && said[0].contains("--warn-held 0 is silent"),
+        "{said:?}"
+    );
     assert_eq!(said[1], "", "the second skip warned again");
     assert_eq!(skip("0"), "");
     fs::write(over, "").expect("the end");
@@ -244,16 +376,28 @@ fn a_keys_policy_applies_to_every_run_and_shows_in_metrics() {
     let lab = Lab::new();
     let metrics = lab.file().join("dlock.prom");
     let config = lab.file().join("config.toml");
-    let text = format!("[keys.\"{}\"]\nonce_per = \"1h\"\nmetrics_file = \"{}\"\n", lab.key, metrics.display());
+    let text = format!(
+        "[keys.\"{}\"]\nonce_per = \"1h\"\nmetrics_file = \"{}\"\n",
+        lab.key,
+        metrics.display()
+    );
     fs::write(&config, text).expect("the configuration");
     let options = format!("--config {}", config.display());
     assert_eq!(lab.run(&options, "exit 0").code(), 0);
     lab.assert_denied(&lab.run(&options, "exit 0"), "once per 1h");
     thread::sleep(Duration::from_millis(600));
-    assert_eq!(lab.run(&format!("{options} --once-per 1s"), "exit 0").code(), 0, "a flag overrides the file");
+    assert_eq!(
+        lab.run(&format!("{options} --once-per 1s"), "exit 0")
+            .code(),
+        0,
+        "a flag overrides the file"
+    );
     let samples = support::lines(&metrics);
     for (reason, count) in [("once_per", 1), ("busy", 0)] {
-        let line = format!("dlock_run_skipped_total{{key=\"{}\",reason=\"{reason}\"}} {count}", lab.key);
+        let line = format!(
+            "dlock_run_skipped_total{{key=\"{}\",reason=\"{reason}\"}} {count}",
+            lab.key
+        );
         assert!(samples.contains(&line), "{line}: {samples:#?}");
     }
 }

@@ -1,16 +1,21 @@
-//! Simulates a year of a crontab on several nodes with different clocks, in a moment: the real run policies on the in-memory store under a
-//! simulated clock.
+//! Simulates a year of a crontab on several nodes with different clocks, in a moment: the real run
+//! policies on the in-memory store under a simulated clock.
 //!
-//! Nodes fire late and early, die in the middle of a run, and are down for a while. Jobs are short, fail, or run longer than the period. No
-//! tick runs twice, and every missed tick has a reason: no node was up, or the run of an earlier tick held the lock.
+//! Nodes fire late and early, die in the middle of a run, and are down for a while. Jobs are short,
+//! fail, or run longer than the period. No tick runs twice, and every missed tick has a reason: no
+//! node was up, or the run of an earlier tick held the lock.
 //!
-//! `tests/run --all` simulates a whole year of each schedule; the short form simulates a part of the frequent schedules.
+//! `tests/run --all` simulates a whole year of each schedule; the short form simulates a part of
+//! the frequent schedules.
 
 use std::time::Duration;
 
 use dlock::{
     backends::memory::{Memory, MemoryStore},
-    lock::{Attempt, Backend as _, End, Fence, Key, Namespace, Once, ReleaseInfo, Request, RunPolicy, RunState, Scope, Token, Ttl},
+    lock::{
+        Attempt, Backend as _, End, Fence, Key, Namespace, Once, ReleaseInfo, Request, RunPolicy,
+        RunState, Scope, Token, Ttl,
+    },
 };
 use jiff::{ToSpan as _, Zoned, civil::date, tz::TimeZone};
 
@@ -52,7 +57,12 @@ impl Schedule {
         };
         let mut ticks = Vec::new();
         while time < until {
-            ticks.push(u64::try_from(time.timestamp().as_millisecond() - first.timestamp().as_millisecond()).expect("a time after it"));
+            ticks.push(
+                u64::try_from(
+                    time.timestamp().as_millisecond() - first.timestamp().as_millisecond(),
+                )
+                .expect("a time after it"),
+            );
             time = next(&time).expect("a time");
         }
         ticks
@@ -69,12 +79,33 @@ struct Policy {
     skew: (f64, i64),
 }
 
-/// The skew guard suffices if no two clocks differ by more than it; `--once-per` suffices for any clocks.
+/// The skew guard suffices if no two clocks differ by more than it; `--once-per` suffices for any
+/// clocks.
 const POLICIES: [Policy; 4] = [
-    Policy { guard: true, once_per: false, at_least: None, skew: (500.0, 2400) },
-    Policy { guard: true, once_per: true, at_least: None, skew: (500.0, 3000) },
-    Policy { guard: true, once_per: true, at_least: None, skew: (2000.0, 3000) },
-    Policy { guard: true, once_per: true, at_least: Some(Duration::from_secs(10)), skew: (2000.0, 3000) },
+    Policy {
+        guard: true,
+        once_per: false,
+        at_least: None,
+        skew: (500.0, 2400),
+    },
+    Policy {
+        guard: true,
+        once_per: true,
+        at_least: None,
+        skew: (500.0, 3000),
+    },
+    Policy {
+        guard: true,
+        once_per: true,
+        at_least: None,
+        skew: (2000.0, 3000),
+    },
+    Policy {
+        guard: true,
+        once_per: true,
+        at_least: Some(Duration::from_secs(10)),
+        skew: (2000.0, 3000),
+    },
 ];
 const GUARD: Duration = Duration::from_secs(5);
 /// The longest remaining lease of a dead run, in ms.
@@ -131,16 +162,33 @@ impl World {
 
     /// Ends the run if its end is due.
     async fn end_due_run(&mut self, now: u64) {
-        let Some((ends, outcome)) = self.running.as_ref().and_then(|running| running.ends).filter(|(ends, _)| *ends <= now) else {
+        let Some((ends, outcome)) = self
+            .running
+            .as_ref()
+            .and_then(|running| running.ends)
+            .filter(|(ends, _)| *ends <= now)
+        else {
             // The lease of a dead run expires.
-            self.running.take_if(|running| running.ends.is_none() && running.over <= now);
+            self.running
+                .take_if(|running| running.ends.is_none() && running.over <= now);
             return;
         };
         self.pass_to(ends).await;
         if let Some(running) = self.running.take() {
-            let end = if outcome == RunState::Ok { End::Exited(0) } else { End::Exited(1) };
-            let info = ReleaseInfo { end: Some(end), run_state: Some(outcome), ..Scope::Tree.into() };
-            self.backend.release(&self.key, &running.token, &info).await.expect("a release");
+            let end = if outcome == RunState::Ok {
+                End::Exited(0)
+            } else {
+                End::Exited(1)
+            };
+            let info = ReleaseInfo {
+                end: Some(end),
+                run_state: Some(outcome),
+                ..Scope::Tree.into()
+            };
+            self.backend
+                .release(&self.key, &running.token, &info)
+                .await
+                .expect("a release");
         }
     }
 
@@ -148,7 +196,10 @@ impl World {
         Request {
             ttl_asked: false,
             run_policy: Some(run_policy),
-            ..Request::new(self.key.clone(), Ttl::new(Duration::from_millis(ttl)).expect("a TTL"))
+            ..Request::new(
+                self.key.clone(),
+                Ttl::new(Duration::from_millis(ttl)).expect("a TTL"),
+            )
         }
     }
 }
@@ -156,8 +207,13 @@ impl World {
 /// Simulates every tick of a schedule, and checks each of them.
 async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) -> Tally {
     let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-    let mut nodes: Vec<Node> =
-        (0..NODES).map(|n| Node { skew: skew(&mut dice, policy.skew), away_until: 0, place: format!("node-{n}") }).collect();
+    let mut nodes: Vec<Node> = (0..NODES)
+        .map(|n| Node {
+            skew: skew(&mut dice, policy.skew),
+            away_until: 0,
+            place: format!("node-{n}"),
+        })
+        .collect();
     let mut world = World {
         backend: Memory::new(MemoryStore::default(), Namespace::default()),
         key: Key::new("job").expect("a key"),
@@ -166,7 +222,11 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
         tally: Tally::default(),
     };
     let period = u64::try_from(schedule.period().as_millis()).expect("a period");
-    let once = policy.once_per.then(|| Once { window: schedule.period() / 2, retry_failed: 0, retry_crashed: false });
+    let once = policy.once_per.then(|| Once {
+        window: schedule.period() / 2,
+        retry_failed: 0,
+        retry_crashed: false,
+    });
     for (n, tick) in ticks.iter().enumerate() {
         let mut fired: Vec<(u64, usize)> = Vec::with_capacity(NODES);
         for (at, node) in nodes.iter_mut().enumerate() {
@@ -178,7 +238,8 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
                 node.skew = skew(&mut dice, policy.skew);
             }
             if node.away_until <= n {
-                // Cron checks once a second, and starts processes one after the other. The first tick is not before the start of the year.
+                // Cron checks once a second, and starts processes one after the other. The first
+                // tick is not before the start of the year.
                 let late = node.skew + i64::try_from(dice.below(100)).unwrap_or_default();
                 fired.push(((tick + 5000).saturating_add_signed(late), at));
             }
@@ -188,9 +249,17 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
         for (now, at) in &fired {
             world.end_due_run(*now).await;
             world.pass_to(*now).await;
-            let length = if dice.one_in(200) { period + dice.below(period) } else { 20 + dice.below(4000) };
+            let length = if dice.one_in(200) {
+                period + dice.below(period)
+            } else {
+                20 + dice.below(4000)
+            };
             let dies = dice.one_in(500);
-            let ttl = if dies { dice.below(LEASE) + 1000 } else { length + LEASE };
+            let ttl = if dies {
+                dice.below(LEASE) + 1000
+            } else {
+                length + LEASE
+            };
             let run_policy = RunPolicy {
                 place: nodes[*at].place.clone(),
                 skew_guard: policy.guard.then_some(GUARD),
@@ -199,37 +268,66 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
                 anyway: false,
             };
             let request = world.request(run_policy, ttl);
-            match world.backend.try_acquire(&request).await.expect("an answer") {
+            match world
+                .backend
+                .try_acquire(&request)
+                .await
+                .expect("an answer")
+            {
                 Attempt::Granted(grant) => {
                     runs += 1;
-                    let outcome = if dice.one_in(20) { RunState::Failed } else { RunState::Ok };
+                    let outcome = if dice.one_in(20) {
+                        RunState::Failed
+                    } else {
+                        RunState::Ok
+                    };
                     let ends = (!dies).then_some((now + length, outcome));
-                    world.running = Some(Running { token: request.token, fence: grant.fence, ends, over: now + ttl });
+                    world.running = Some(Running {
+                        token: request.token,
+                        fence: grant.fence,
+                        ends,
+                        over: now + ttl,
+                    });
                     if dies {
-                        nodes[*at].away_until = n + 1 + usize::try_from(dice.below(20)).unwrap_or(1);
+                        nodes[*at].away_until =
+                            n + 1 + usize::try_from(dice.below(20)).unwrap_or(1);
                     }
                 }
                 Attempt::Busy(busy) => {
                     let holder = busy.holders.first().and_then(|holder| holder.fence);
                     let known = world.running.as_ref().map(|running| running.fence);
-                    assert!(holder.is_some() && holder == known, "seed {seed}, tick {n}: busy with {holder:?}, not {known:?}");
+                    assert!(
+                        holder.is_some() && holder == known,
+                        "seed {seed}, tick {n}: busy with {holder:?}, not {known:?}"
+                    );
                     others += 1;
                 }
                 Attempt::Denied(refusal) => {
                     world.tally.refused += 1;
-                    // The denying run is of this tick: a run of an earlier tick must not deny this one.
-                    assert!(runs == 1, "seed {seed}, tick {n} of {schedule:?}, {policy:?}: refused for {refusal:?} although no node ran");
+                    // The denying run is of this tick: a run of an earlier tick must not deny this
+                    // one.
+                    assert!(
+                        runs == 1,
+                        "seed {seed}, tick {n} of {schedule:?}, {policy:?}: refused for {refusal:?} although no node ran"
+                    );
                 }
                 Attempt::NotHeld => panic!("not held"),
             }
         }
-        assert!(runs <= 1, "seed {seed}: tick {n} of {schedule:?} ran {runs} times, {policy:?}");
+        assert!(
+            runs <= 1,
+            "seed {seed}: tick {n} of {schedule:?} ran {runs} times, {policy:?}"
+        );
         world.tally.ticks += 1;
         world.tally.runs += runs;
         if runs == 0 && fired.is_empty() {
             world.tally.nobody += 1;
         } else if runs == 0 {
-            assert_eq!(others, fired.len(), "seed {seed}: tick {n} of {schedule:?} was missed, {policy:?}");
+            assert_eq!(
+                others,
+                fired.len(),
+                "seed {seed}: tick {n} of {schedule:?} was missed, {policy:?}"
+            );
             world.tally.busy += 1;
         }
     }
@@ -237,7 +335,11 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
 }
 
 fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime")
 }
 
 /// Simulates each policy with this many seeds over this many days.
@@ -256,7 +358,9 @@ fn years(schedule: Schedule, days: i32, seeds: u64) {
         sum.busy += one.busy;
         sum.refused += one.refused;
     }
-    support::say(&format!("{schedule:?}, {days} days, {seeds} seeds from {first} on: {sum:?}"));
+    support::say(&format!(
+        "{schedule:?}, {days} days, {seeds} seeds from {first} on: {sum:?}"
+    ));
     assert_eq!(sum.ticks, sum.runs + sum.nobody + sum.busy);
     assert!(sum.refused > sum.ticks / 2, "the other nodes were denied");
 }
@@ -284,22 +388,51 @@ fn noon_of_every_day_of_a_year() {
 #[test]
 #[should_panic(expected = "ran 2 times")]
 fn without_a_policy_ticks_are_run_twice() {
-    let policy = Policy { guard: false, once_per: false, at_least: None, skew: (500.0, 2400) };
-    runtime().block_on(simulate(Schedule::HalfPast, policy, &Schedule::HalfPast.ticks(365), 1));
+    let policy = Policy {
+        guard: false,
+        once_per: false,
+        at_least: None,
+        skew: (500.0, 2400),
+    };
+    runtime().block_on(simulate(
+        Schedule::HalfPast,
+        policy,
+        &Schedule::HalfPast.ticks(365),
+        1,
+    ));
 }
 
 #[test]
 #[should_panic(expected = "ran 2 times")]
 fn a_skew_guard_below_the_clock_difference_is_not_enough() {
-    let policy = Policy { guard: true, once_per: false, at_least: None, skew: (2000.0, 3000) };
+    let policy = Policy {
+        guard: true,
+        once_per: false,
+        at_least: None,
+        skew: (2000.0, 3000),
+    };
     for seed in 1..100 {
-        runtime().block_on(simulate(Schedule::HalfPast, policy, &Schedule::HalfPast.ticks(365), seed));
+        runtime().block_on(simulate(
+            Schedule::HalfPast,
+            policy,
+            &Schedule::HalfPast.ticks(365),
+            seed,
+        ));
     }
 }
 
 #[test]
 fn daylight_saving_time_changes_twice_a_year() {
     let ticks = Schedule::Noon.ticks(365);
-    let gaps: Vec<u64> = ticks.windows(2).map(|two| (two[1] - two[0]) / 3_600_000).collect();
-    assert_eq!((gaps.iter().filter(|gap| **gap == 23).count(), gaps.iter().filter(|gap| **gap == 25).count()), (1, 1));
+    let gaps: Vec<u64> = ticks
+        .windows(2)
+        .map(|two| (two[1] - two[0]) / 3_600_000)
+        .collect();
+    assert_eq!(
+        (
+            gaps.iter().filter(|gap| **gap == 23).count(),
+            gaps.iter().filter(|gap| **gap == 25).count()
+        ),
+        (1, 1)
+    );
 }

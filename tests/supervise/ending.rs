@@ -19,7 +19,10 @@ trials!(
 
 fn a_daemon_is_waited_for() {
     let mut world = World::new();
-    world.start("", "(setsid sh -c 'sleep 0.7; echo > DIR/done; : TOKEN' &); exit 6");
+    world.start(
+        "",
+        "(setsid sh -c 'sleep 0.7; echo > DIR/done; : TOKEN' &); exit 6",
+    );
     let (noticed, pids) = world.event("Leftover");
     assert!(pids.contains(char::is_numeric), "{pids}");
     assert_eq!(world.status(), 6);
@@ -33,7 +36,12 @@ fn leftovers_are_killed_on_request() {
     let script = "(setsid sh -c 'trap \"echo > DIR/term\" TERM; echo > DIR/up; while :; do sleep 0.01; done; : TOKEN' &); while ! [ -e DIR/up ]; do sleep 0.01; done; exit 6";
     world.start("leftover=kill", script);
     let (_, how) = world.event("Ended");
-    assert!(how.contains("Exited(6)") && how.contains("Some(Leftover)") && how.contains("leftover_left: false"), "{how}");
+    assert!(
+        how.contains("Exited(6)")
+            && how.contains("Some(Leftover)")
+            && how.contains("leftover_left: false"),
+        "{how}"
+    );
     world.file("term");
     world.await_end();
 }
@@ -50,9 +58,15 @@ fn leftovers_are_left_on_request() {
 
 fn a_stopped_tree_is_not_left() {
     let mut world = World::new();
-    world.start("leftover=leave after=400:stop", "(trap '' TERM; setsid sleep TOKEN &) ; echo > DIR/ready; sleep TOKEN");
+    world.start(
+        "leftover=leave after=400:stop",
+        "(trap '' TERM; setsid sleep TOKEN &) ; echo > DIR/ready; sleep TOKEN",
+    );
     let (_, how) = world.ready().event("Ended");
-    assert!(how.contains("Some(Stop)") && how.contains("leftover_left: false"), "{how}");
+    assert!(
+        how.contains("Some(Stop)") && how.contains("leftover_left: false"),
+        "{how}"
+    );
     world.await_end();
 }
 
@@ -87,7 +101,11 @@ fn term_reaches_leftovers() {
 
 fn an_ignored_signal_stays_ignored() {
     let mut world = World::new();
-    world.start_behind(&["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"], "", &["sh", "-c", "echo > DIR/ready; sleep 0.6; exit 8; : TOKEN"]);
+    world.start_behind(
+        &["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"],
+        "",
+        &["sh", "-c", "echo > DIR/ready; sleep 0.6; exit 8; : TOKEN"],
+    );
     world.ready();
     send(world.pid, Signal::HUP);
     send(world.guardian(), Signal::HUP);

@@ -25,19 +25,36 @@ trials!(
     a_slow_host_is_not_mistaken_for_a_slow_store,
 );
 
-/// Returns `dlock run OPTIONS -- sh SCRIPT` on a store in the test's folder, with `TOKEN` and `DIR` filled in.
+/// Returns `dlock run OPTIONS -- sh SCRIPT` on a store in the test's folder, with `TOKEN` and `DIR`
+/// filled in.
 fn line(world: &World, options: &str, script: &str) -> Vec<String> {
     line_on(world, &world.path("store.db"), options, script)
 }
 
 fn line_on(world: &World, store: &str, options: &str, script: &str) -> Vec<String> {
     let directory = world.directory.path().to_str().unwrap();
-    fs::write(world.path("script"), script.replace("TOKEN", &world.token).replace("DIR", directory)).unwrap();
+    fs::write(
+        world.path("script"),
+        script
+            .replace("TOKEN", &world.token)
+            .replace("DIR", directory),
+    )
+    .unwrap();
     let store = format!("sqlite://{store}");
     let (status, script) = (world.path("status.json"), world.path("script"));
     // The description marks dlock and the guardian as processes of this test.
-    let mut line =
-        vec![env!("CARGO_BIN_EXE_dlock"), "run", "-k", "job", "-b", &store, "--describe", &world.token, "--status-file", &status];
+    let mut line = vec![
+        env!("CARGO_BIN_EXE_dlock"),
+        "run",
+        "-k",
+        "job",
+        "-b",
+        &store,
+        "--describe",
+        &world.token,
+        "--status-file",
+        &status,
+    ];
     line.extend(options.split_whitespace());
     line.extend(["--", "sh", &script]);
     line.into_iter().map(str::to_owned).collect()
@@ -57,18 +74,28 @@ pub fn detached(world: &mut World, options: &str, script: &str) {
 
 fn detached_with(world: &mut World, line: &[String]) {
     let output = fs::File::create(world.path("output")).unwrap();
-    let child = Command::new("setsid").args(line).stdin(std::process::Stdio::null()).stderr(output).spawn().unwrap();
+    let child = Command::new("setsid")
+        .args(line)
+        .stdin(std::process::Stdio::null())
+        .stderr(output)
+        .spawn()
+        .unwrap();
     world.pid = i32::try_from(child.id()).unwrap();
     world.child = Some(child);
 }
 
 fn name(pid: i32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+    fs::read_to_string(format!("/proc/{pid}/comm"))
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
 }
 
 /// Returns the process of this test with that command name.
 fn named(world: &World, wanted: &str) -> i32 {
-    until(&format!("a process named {wanted}"), || world.alive().into_iter().find(|pid| name(*pid) == wanted))
+    until(&format!("a process named {wanted}"), || {
+        world.alive().into_iter().find(|pid| name(*pid) == wanted)
+    })
 }
 
 fn state(pid: i32) -> String {
@@ -76,11 +103,15 @@ fn state(pid: i32) -> String {
 }
 
 fn in_state(pid: i32, wanted: &str) {
-    until(&format!("state {wanted} of {pid}"), || (state(pid) == wanted).then_some(()));
+    until(&format!("state {wanted} of {pid}"), || {
+        (state(pid) == wanted).then_some(())
+    });
 }
 
 fn goes_on(pid: i32) {
-    until(&format!("{pid} to go on"), || (state(pid) != "T").then_some(()));
+    until(&format!("{pid} to go on"), || {
+        (state(pid) != "T").then_some(())
+    });
 }
 
 /// Returns the pid that the command wrote to `ready`.
@@ -97,22 +128,36 @@ fn verdict(world: &World) -> Value {
 }
 
 fn says(world: &World, what: &str) -> String {
-    until(what, || Some(world.file("output")).filter(|said| said.contains(what)))
+    until(what, || {
+        Some(world.file("output")).filter(|said| said.contains(what))
+    })
 }
 
 /// Ends with 4 when `DIR/end` is written. Not a loop of `sleep`: a shell in vfork doesn't stop.
 const WAITS: &str = "mkfifo DIR/end; echo $$ > DIR/ready; read word < DIR/end; exit 4";
 
-/// A shell that continues when its job is stopped. Without job control the shell is in the job's process group, and the kernel hangs that
-/// group up when the command ends while dlock is stopped. bash leaves its own loops when TSTP stops a job, so another shell waits.
+/// A shell that continues when its job is stopped. Without job control the shell is in the job's
+/// process group, and the kernel hangs that group up when the command ends while dlock is stopped.
+/// bash leaves its own loops when TSTP stops a job, so another shell waits.
 const JOB_CONTROL: &str = "set -m; LINE; sh -c 'while ! [ -e DIR/over ]; do sleep 0.02; done'; :";
 
 fn ctrl_c_ends_what_outlives_the_command() {
     let mut world = World::new();
-    let mut keyboard = terminal(&mut world, "LINE; echo $? > DIR/status", "", "sleep TOKEN & echo $! > DIR/ready");
+    let mut keyboard = terminal(
+        &mut world,
+        "LINE; echo $? > DIR/status",
+        "",
+        "sleep TOKEN & echo $! > DIR/ready",
+    );
     let sleep = command(&world);
-    says(&world, &format!("dlock: job: sleep (pid {sleep}) is still running: the lock stays held"));
-    says(&world, "hint: Ctrl-C stops it; --leftover kill|leave decides beforehand");
+    says(
+        &world,
+        &format!("dlock: job: sleep (pid {sleep}) is still running: the lock stays held"),
+    );
+    says(
+        &world,
+        "hint: Ctrl-C stops it; --leftover kill|leave decides beforehand",
+    );
     keyboard.press(3);
     assert_eq!(world.file("status"), "0\n");
     assert_eq!(verdict(&world)["released"], "yes");
@@ -123,11 +168,19 @@ fn ctrl_c_ends_what_outlives_the_command() {
 fn ctrl_c_twice_kills_what_outlives_the_command() {
     let mut world = World::new();
     let stubborn = "(trap 'echo >> DIR/term' TERM; echo > DIR/ready; while :; do sleep 0.05; done; : TOKEN) & exit 3";
-    let mut keyboard = terminal(&mut world, "LINE; echo $? > DIR/status", "--ttl 10m --grace 1m", stubborn);
+    let mut keyboard = terminal(
+        &mut world,
+        "LINE; echo $? > DIR/status",
+        "--ttl 10m --grace 1m",
+        stubborn,
+    );
     says(&world, "still running");
     keyboard.press(3);
     world.file("term");
-    assert!(fs::metadata(world.path("status")).is_err(), "TERM ended a process that ignores it");
+    assert!(
+        fs::metadata(world.path("status")).is_err(),
+        "TERM ended a process that ignores it"
+    );
     keyboard.press(3);
     assert_eq!(world.file("status"), "3\n");
     world.status();
@@ -222,7 +275,9 @@ fn stops_of_both_in_any_order_keep_the_status() {
             send(command, Signal::CONT);
             goes_on(command);
             fs::write(world.path("end"), "x\n").unwrap();
-            until("the command's end", || state(command).is_empty().then_some(()));
+            until("the command's end", || {
+                state(command).is_empty().then_some(())
+            });
             send(dlock, Signal::CONT);
             assert_eq!(verdict(&world)["status"], 4, "{stop:?}");
             fs::write(world.path("over"), "x").unwrap();
@@ -236,8 +291,7 @@ fn stops_of_both_in_any_order_keep_the_status() {
 fn a_command_that_stops_itself_after_ctrl_z_takes_dlock_along() {
     let mut world = World::new();
     let caller = "set -m; LINE; echo $? > DIR/stopped; while ! [ -e DIR/go ]; do sleep 0.02; done; fg; echo $? > DIR/status";
-    let stops =
-        "trap 'kill -STOP $$' TSTP; echo $$ > \"$0/ready\"; while ! [ -e \"$0/end\" ]; do read -t 0.05 word <> \"$0/none\"; done; exit 4";
+    let stops = "trap 'kill -STOP $$' TSTP; echo $$ > \"$0/ready\"; while ! [ -e \"$0/end\" ]; do read -t 0.05 word <> \"$0/none\"; done; exit 4";
     fs::write(world.path("stops"), stops).unwrap();
     let script = "mkfifo DIR/none; exec bash -c \"$(cat DIR/stops)\" DIR";
     let mut keyboard = terminal(&mut world, caller, "", script);
@@ -254,12 +308,18 @@ fn a_command_that_stops_itself_after_ctrl_z_takes_dlock_along() {
 fn a_dlock_stopped_past_its_term_deadline_reports_a_command_that_ended_in_time() {
     for status in [0, 4] {
         let mut world = World::new();
-        detached(&mut world, "--ttl 3s", &WAITS.replace('4', &status.to_string()));
+        detached(
+            &mut world,
+            "--ttl 3s",
+            &WAITS.replace('4', &status.to_string()),
+        );
         let (command, dlock) = (command(&world), named(&world, "dlock"));
         send(dlock, Signal::STOP);
         in_state(dlock, "T");
         fs::write(world.path("end"), "x\n").unwrap();
-        until("the command's end", || state(command).is_empty().then_some(()));
+        until("the command's end", || {
+            state(command).is_empty().then_some(())
+        });
         // Past the deadline for TERM, whenever the last renewal was.
         std::thread::sleep(Duration::from_millis(2_200));
         send(dlock, Signal::CONT);
@@ -279,7 +339,11 @@ fn the_guardians_final_report_is_not_dropped() {
             detached(&mut world, "--ttl 10m", WAITS);
             None
         };
-        let (command, dlock, guardian) = (command(&world), named(&world, "dlock"), named(&world, "lock-guard"));
+        let (command, dlock, guardian) = (
+            command(&world),
+            named(&world, "dlock"),
+            named(&world, "lock-guard"),
+        );
         send(dlock, Signal::STOP);
         in_state(dlock, "T");
         for _ in 0..400 {
@@ -291,7 +355,9 @@ fn the_guardians_final_report_is_not_dropped() {
             in_state(guardian, "S");
         }
         fs::write(world.path("end"), "x\n").unwrap();
-        until("the command's end", || state(command).is_empty().then_some(()));
+        until("the command's end", || {
+            state(command).is_empty().then_some(())
+        });
         send(dlock, Signal::CONT);
         assert_eq!(verdict(&world)["status"], 4);
         fs::write(world.path("over"), "x").unwrap();
@@ -302,12 +368,19 @@ fn the_guardians_final_report_is_not_dropped() {
 
 fn pkill_of_dlock_leaves_the_guardian_to_kill_the_tree() {
     let mut world = World::new();
-    detached(&mut world, "--ttl 1m", "trap '' TERM; setsid sleep TOKEN & sleep TOKEN & echo $$ > DIR/ready; wait");
+    detached(
+        &mut world,
+        "--ttl 1m",
+        "trap '' TERM; setsid sleep TOKEN & sleep TOKEN & echo $$ > DIR/ready; wait",
+    );
     command(&world);
     // dlock, the guardian and two sleep processes.
     world.await_processes(4);
     let session = world.pid.to_string();
-    let killed = Command::new("pkill").args(["-KILL", "-s", &session, "dlock"]).status().unwrap();
+    let killed = Command::new("pkill")
+        .args(["-KILL", "-s", &session, "dlock"])
+        .status()
+        .unwrap();
     assert!(killed.success(), "pkill found no process");
     assert_eq!(world.status(), 137);
     world.await_end();
@@ -318,7 +391,12 @@ fn a_slow_host_is_not_mistaken_for_a_slow_store() {
     let (mut first, mut second) = (World::new(), World::new());
     detached(&mut first, "", WAITS);
     command(&first);
-    let waiter = line_on(&second, &first.path("store.db"), "-w 1m --ttl 20s", "touch DIR/ran");
+    let waiter = line_on(
+        &second,
+        &first.path("store.db"),
+        "-w 1m --ttl 20s",
+        "touch DIR/ran",
+    );
     detached_with(&mut second, &waiter);
     let guardian = named(&second, "lock-guard");
     // The guardian waits for the start order once it has its name, at the latest when it sleeps.
@@ -333,7 +411,15 @@ fn a_slow_host_is_not_mistaken_for_a_slow_store() {
     assert_eq!(second.status(), 69);
     assert!(fs::metadata(second.path("ran")).is_err());
     let said = second.file("output");
-    assert!(said.contains("too little of the lease was left to start the command: this host was too slow"), "{said}");
-    assert!(said.contains("hint: give this host more CPU time, or the lease a longer --ttl"), "{said}");
+    assert!(
+        said.contains(
+            "too little of the lease was left to start the command: this host was too slow"
+        ),
+        "{said}"
+    );
+    assert!(
+        said.contains("hint: give this host more CPU time, or the lease a longer --ttl"),
+        "{said}"
+    );
     second.await_end();
 }

@@ -24,8 +24,7 @@ trials!(
 );
 
 /// Ignores TERM, and starts an orphaned daemon in its own session that also ignores TERM.
-const DAEMONS: &str =
-    "trap '' TERM; (setsid sh -c 'trap \"\" TERM; sleep TOKEN & sleep TOKEN' &); echo > DIR/ready; sleep TOKEN & sleep TOKEN";
+const DAEMONS: &str = "trap '' TERM; (setsid sh -c 'trap \"\" TERM; sleep TOKEN & sleep TOKEN' &); echo > DIR/ready; sleep TOKEN & sleep TOKEN";
 
 fn started(instructions: &str) -> World {
     let mut world = World::new();
@@ -67,7 +66,9 @@ fn dlock_frozen_kills_in_time() {
     let mut world = started("term=700 kill=1000 renew=100");
     send(world.pid, Signal::STOP);
     let frozen = now();
-    until("the tree's death", || world.alive().is_empty().then_some(()));
+    until("the tree's death", || {
+        world.alive().is_empty().then_some(())
+    });
     let took = now() - frozen;
     assert!((500..1800).contains(&took), "{took} ms");
     send(world.pid, Signal::CONT);
@@ -81,7 +82,10 @@ fn guardian_killed_takes_the_tree_along() {
     send(world.guardian(), Signal::KILL);
     world.event("GuardianLost { frozen: false }");
     let (_, how) = world.event("Ended");
-    assert!(how.contains("Guardian") && how.contains("Signalled(9)"), "{how}");
+    assert!(
+        how.contains("Guardian") && how.contains("Signalled(9)"),
+        "{how}"
+    );
     assert_eq!(world.alive(), [0; 0], "Ended was reported too early");
     assert_eq!(world.status(), 76);
     world.await_end();
@@ -105,7 +109,11 @@ fn guardian_frozen_kills_in_time() {
     let (ended, how) = world.event("Ended");
     assert!(how.contains("Guardian"), "{how}");
     world.event("GuardianLost { frozen: true }");
-    assert!((500..2000).contains(&(ended - frozen)), "{} ms", ended - frozen);
+    assert!(
+        (500..2000).contains(&(ended - frozen)),
+        "{} ms",
+        ended - frozen
+    );
     assert_eq!(world.alive(), [0; 0], "Ended was reported too early");
     assert_eq!(world.status(), 76);
     world.await_end();
@@ -137,7 +145,15 @@ fn group_killed_leaves_nothing() {
 fn group_terminated_does_not_stop_the_guardian() {
     let mut world = started("");
     for pid in world.supervisors() {
-        for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::ALARM, Signal::PIPE] {
+        for signal in [
+            Signal::TERM,
+            Signal::INT,
+            Signal::HUP,
+            Signal::QUIT,
+            Signal::USR1,
+            Signal::ALARM,
+            Signal::PIPE,
+        ] {
             if pid != world.pid {
                 send(pid, signal);
             }
@@ -157,10 +173,15 @@ fn earlier_children_are_spared() {
     send(world.guardian(), Signal::KILL);
     assert_eq!(world.status(), 76);
     world.await_end();
-    assert_eq!(before.alive().len(), 1, "a child from before dlock was killed");
+    assert_eq!(
+        before.alive().len(),
+        1,
+        "a child from before dlock was killed"
+    );
 }
 
-/// The tree changes during each scan, and `waitpid` can't tell whether it is empty, because there are other children.
+/// The tree changes during each scan, and `waitpid` can't tell whether it is empty, because there
+/// are other children.
 fn earlier_children_do_not_hide_a_tree_that_keeps_forking() {
     for _ in 0..3 {
         let mut world = World::new();
@@ -169,13 +190,21 @@ fn earlier_children_do_not_hide_a_tree_that_keeps_forking() {
         std::fs::write(world.path("hare"), hare.replace("TOKEN", &world.token)).unwrap();
         let script = format!("sleep {} & exec \"$@\"", before.token);
         let hares = "for i in 1 2 3; do setsid sh DIR/hare 100000 TOKEN & done; echo > DIR/ready; sleep TOKEN";
-        world.start_behind(&["sh", "-c", &script, "sh"], "grace=0", &["sh", "-c", hares]);
+        world.start_behind(
+            &["sh", "-c", &script, "sh"],
+            "grace=0",
+            &["sh", "-c", hares],
+        );
         world.ready();
         send(world.guardian(), Signal::KILL);
         world.event("Ended");
         assert_eq!(world.alive(), [0; 0], "Ended was reported too early");
         assert_eq!(world.status(), 76);
         world.await_end();
-        assert_eq!(before.alive().len(), 1, "a child from before dlock was killed");
+        assert_eq!(
+            before.alive().len(),
+            1,
+            "a child from before dlock was killed"
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! Supervision, seen from outside: processes are killed, frozen and left behind.
 //!
-//! The program executes itself as a small dlock without a lock (`role.rs`), because only a single-threaded process can fork a guardian.
+//! The program executes itself as a small dlock without a lock (`role.rs`), because only a
+//! single-threaded process can fork a guardian.
 #![allow(clippy::disallowed_methods)] // the test's own clock
 #![allow(clippy::unwrap_used, clippy::exit, clippy::print_stderr)] // a test says what it found and ends
 

@@ -1,11 +1,15 @@
-//! A `dlock run` without a lock: its arguments are instructions, and it writes its events to a file.
+//! A `dlock run` without a lock: its arguments are instructions, and it writes its events to a
+//! file.
 
 use std::{ffi::OsString, fs::OpenOptions, io::Write as _, os::fd::OwnedFd, time::Duration};
 
 use dlock::{
     lease::{BootClock, Clock as _},
     lock::BootTime,
-    supervise::{Contain, Deadlines, Event, Leftover, OnLost, Plan, Signals, Supervisor, fork_guardian, reraise},
+    supervise::{
+        Contain, Deadlines, Event, Leftover, OnLost, Plan, Signals, Supervisor, fork_guardian,
+        reraise,
+    },
 };
 
 /// The instructions in the arguments before `--`.
@@ -28,7 +32,10 @@ struct Instructions {
 
 /// Runs as dlock. `arguments`: `name=value …  -- command…`.
 pub fn live(arguments: &[OsString]) -> ! {
-    let split = arguments.iter().position(|word| word == "--").expect("no --");
+    let split = arguments
+        .iter()
+        .position(|word| word == "--")
+        .expect("no --");
     let mut plan = Plan {
         command: arguments[split + 1..].to_vec(),
         on_lost: OnLost::Kill,
@@ -68,7 +75,9 @@ pub fn live(arguments: &[OsString]) -> ! {
             "max" => plan.max_runtime = Some(Duration::from_millis(number())),
             "after" => {
                 let (when, what) = value.split_once(':').unwrap();
-                instructions.after.push((when.parse().unwrap(), what.into()));
+                instructions
+                    .after
+                    .push((when.parse().unwrap(), what.into()));
             }
             "wait" => instructions.wait = number(),
             "give_up" => instructions.give_up = true,
@@ -80,8 +89,20 @@ pub fn live(arguments: &[OsString]) -> ! {
                     signal => OnLost::Signal(signal.parse().unwrap()),
                 }
             }
-            "leftover" => plan.leftover = if value == "kill" { Leftover::Kill } else { Leftover::Leave },
-            "contain" => plan.contain = if value == "auto" { Contain::Auto } else { Contain::Cgroup },
+            "leftover" => {
+                plan.leftover = if value == "kill" {
+                    Leftover::Kill
+                } else {
+                    Leftover::Leave
+                }
+            }
+            "contain" => {
+                plan.contain = if value == "auto" {
+                    Contain::Auto
+                } else {
+                    Contain::Cgroup
+                }
+            }
             other => panic!("unknown instruction {other}"),
         }
     }
@@ -90,7 +111,10 @@ pub fn live(arguments: &[OsString]) -> ! {
         std::process::exit(64);
     }
     let guardian = fork_guardian(plan, None).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let status = runtime.block_on(async {
         let supervisor = guardian.attach().unwrap();
         let signals = Signals::new().unwrap();
@@ -99,7 +123,9 @@ pub fn live(arguments: &[OsString]) -> ! {
             supervisor.give_up();
             let took = BootClock::read().since(started).as_micros();
             let children = rustix::process::wait(rustix::process::WaitOptions::NOHANG).is_ok();
-            Log(&instructions.log).line(&format!("GaveUp after {took} us, children left: {children}"));
+            Log(&instructions.log).line(&format!(
+                "GaveUp after {took} us, children left: {children}"
+            ));
             return 75;
         }
         run(supervisor, signals, &instructions).await
@@ -111,7 +137,11 @@ struct Log<'a>(&'a str);
 
 impl Log<'_> {
     fn line(&self, text: &str) {
-        let mut file = OpenOptions::new().create(true).append(true).open(self.0).unwrap();
+        let mut file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.0)
+            .unwrap();
         let at = BootClock::read().since_boot().as_millis();
         file.write_all(format!("{at} {text}\n").as_bytes()).unwrap();
     }
@@ -128,14 +158,25 @@ async fn dlock_waits(supervisor: &mut Supervisor, until: BootTime) -> Option<Eve
 async fn run(mut supervisor: Supervisor, mut signals: Signals, instructions: &Instructions) -> i32 {
     let log = Log(&instructions.log);
     let ms = Duration::from_millis;
-    let ahead = |now: BootTime| Deadlines { term_at: now.plus(ms(instructions.term)), kill_at: now.plus(ms(instructions.kill)) };
+    let ahead = |now: BootTime| Deadlines {
+        term_at: now.plus(ms(instructions.term)),
+        kill_at: now.plus(ms(instructions.kill)),
+    };
     let began = BootClock::read();
-    let start_by =
-        if instructions.start_by < 0 { BootTime::from_boot(ms(1)) } else { began.plus(ms(instructions.start_by.unsigned_abs())) };
+    let start_by = if instructions.start_by < 0 {
+        BootTime::from_boot(ms(1))
+    } else {
+        began.plus(ms(instructions.start_by.unsigned_abs()))
+    };
     let mut environment: Vec<(String, String)> = vec![("DLOCK_KEY".into(), "the key".into())];
     if instructions.huge {
         environment.push(("DLOCK_HELD".into(), "x".repeat(200_000)));
-        log.line(&format!("{:?}", supervisor.start(&environment, start_by, ahead(began), &[]).map_err(|error| error.kind())));
+        log.line(&format!(
+            "{:?}",
+            supervisor
+                .start(&environment, start_by, ahead(began), &[])
+                .map_err(|error| error.kind())
+        ));
         environment[1].1 = "x".repeat(100_000);
     }
     log.line(&format!("Guardian {}", supervisor.guardian()));
@@ -146,14 +187,28 @@ async fn run(mut supervisor: Supervisor, mut signals: Signals, instructions: &In
         return 70;
     }
     // This process also keeps the connection open while it lives, like a store's connection.
-    let line = (instructions.lifeline > 0).then(|| std::net::TcpStream::connect(("127.0.0.1", instructions.lifeline)).unwrap());
-    let lifelines: Vec<OwnedFd> = line.iter().map(|line| line.try_clone().unwrap().into()).collect();
-    supervisor.start(&environment, start_by, ahead(began), &lifelines).unwrap();
+    let line = (instructions.lifeline > 0)
+        .then(|| std::net::TcpStream::connect(("127.0.0.1", instructions.lifeline)).unwrap());
+    let lifelines: Vec<OwnedFd> = line
+        .iter()
+        .map(|line| line.try_clone().unwrap().into())
+        .collect();
+    supervisor
+        .start(&environment, start_by, ahead(began), &lifelines)
+        .unwrap();
     drop(lifelines);
-    let mut after: Vec<(BootTime, &str)> = instructions.after.iter().map(|(when, what)| (began.plus(ms(*when)), what.as_str())).collect();
+    let mut after: Vec<(BootTime, &str)> = instructions
+        .after
+        .iter()
+        .map(|(when, what)| (began.plus(ms(*when)), what.as_str()))
+        .collect();
     let mut renew_at = began.plus(ms(instructions.renew));
     loop {
-        let next = after.iter().map(|(when, _)| *when).chain((instructions.renew > 0).then_some(renew_at)).min();
+        let next = after
+            .iter()
+            .map(|(when, _)| *when)
+            .chain((instructions.renew > 0).then_some(renew_at))
+            .min();
         tokio::select! {
             event = supervisor.next() => {
                 log.line(&format!("{event:?}"));

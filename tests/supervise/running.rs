@@ -31,7 +31,9 @@ fn the_status_is_the_commands() {
         assert!(log[1].starts_with("Started { pid: "), "{log:?}");
         assert_eq!(
             log[2],
-            format!("Ended(Ended {{ outcome: Some(Exited({wanted})), by_itself: true, stopped: None, leftover_left: false }})")
+            format!(
+                "Ended(Ended {{ outcome: Some(Exited({wanted})), by_itself: true, stopped: None, leftover_left: false }})"
+            )
         );
     }
 }
@@ -59,7 +61,11 @@ fn a_missing_command_is_127_and_one_that_cannot_run_126() {
         let mut world = World::new();
         world.start_behind(&[], "", &[command]);
         assert_eq!(world.status(), status, "{command}");
-        assert!(world.event("CannotStart").1.contains(event), "{command}: {:?}", world.log());
+        assert!(
+            world.event("CannotStart").1.contains(event),
+            "{command}: {:?}",
+            world.log()
+        );
         world.await_end();
     }
 }
@@ -86,7 +92,9 @@ fn a_script_without_interpreter_may_have_very_many_arguments() {
         world.start_behind(&["sh", "-c", &more, "sh"], "", &[&world.path("script")]);
         let status = world.status();
         if status == 99 {
-            eprintln!("SKIPPED a_script_without_interpreter_may_have_very_many_arguments: the stack can't be unlimited here");
+            eprintln!(
+                "SKIPPED a_script_without_interpreter_may_have_very_many_arguments: the stack can't be unlimited here"
+            );
             return;
         }
         assert_eq!(status, 9, "{many} arguments");
@@ -98,7 +106,11 @@ fn closed_descriptors_stay_closed() {
     let look = "closed=; for n in 0 1 2; do [ -e /proc/$$/fd/$n ] || closed=$closed$n; done; echo $closed > DIR/closed; exit 5";
     for (close, expected) in [("", "\n"), ("<&-", "0\n"), ("<&- >&- 2>&-", "012\n")] {
         let mut world = World::new();
-        world.start_behind(&["sh", "-c", &format!("exec \"$@\" {close}"), "sh"], "", &["sh", "-c", look]);
+        world.start_behind(
+            &["sh", "-c", &format!("exec \"$@\" {close}"), "sh"],
+            "",
+            &["sh", "-c", look],
+        );
         assert_eq!(world.status(), 5);
         assert_eq!(world.file("closed"), expected, "{close}");
     }
@@ -118,7 +130,10 @@ fn the_environment_has_results_but_no_options() {
     world.start("", "env > DIR/env");
     assert_eq!(world.status(), 0);
     let environment = world.file("env");
-    let mut ours: Vec<&str> = environment.lines().filter(|line| line.starts_with("DLOCK_")).collect();
+    let mut ours: Vec<&str> = environment
+        .lines()
+        .filter(|line| line.starts_with("DLOCK_"))
+        .collect();
     ours.sort_unstable();
     assert_eq!(ours, ["DLOCK_BACKEND=kept", "DLOCK_KEY=the key"]);
     assert!(environment.contains("PATH="));
@@ -128,9 +143,18 @@ fn signal_masks_and_dispositions_are_unchanged() {
     for setting in ["", "trap '' HUP;", "trap '' PIPE INT;"] {
         let mut world = World::new();
         let look = "grep -E '^(SigBlk|SigIgn|ShdPnd)' /proc/self/status >";
-        let line = world.line("", &["sh", "-c", &format!("{look} DIR/inside")]).join("' '");
-        let script = format!("{setting} {look} {}; exec '{}'", world.path("outside"), line.replace(look, &look.replace('\'', "'\\''")));
-        let mut child = std::process::Command::new("sh").args(["-c", &script]).spawn().unwrap();
+        let line = world
+            .line("", &["sh", "-c", &format!("{look} DIR/inside")])
+            .join("' '");
+        let script = format!(
+            "{setting} {look} {}; exec '{}'",
+            world.path("outside"),
+            line.replace(look, &look.replace('\'', "'\\''"))
+        );
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", &script])
+            .spawn()
+            .unwrap();
         assert!(child.wait().unwrap().success());
         assert_eq!(world.file("inside"), world.file("outside"), "{setting}");
         world.child = None;
@@ -151,15 +175,25 @@ fn inherited_descriptors_stay_open_and_dlocks_do_not_leak() {
 
 fn without_a_terminal_the_command_has_its_own_group() {
     let mut world = World::new();
-    world.start("", "echo $$ $(cut -d' ' -f5,6 /proc/$$/stat) > DIR/ready; sleep TOKEN");
+    world.start(
+        "",
+        "echo $$ $(cut -d' ' -f5,6 /proc/$$/stat) > DIR/ready; sleep TOKEN",
+    );
     let text = world.ready().file("ready");
-    let numbers: Vec<i32> = text.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    let numbers: Vec<i32> = text
+        .split_whitespace()
+        .map(|number| number.parse().unwrap())
+        .collect();
     assert_eq!(numbers[0], numbers[1], "the group is led by the command");
     let guardian = world.guardian();
     let group = |pid| crate::world::stat(pid, 2).unwrap().parse::<i32>().unwrap();
     assert_eq!(group(guardian), guardian);
     assert_eq!(group(world.pid), world.pid);
-    assert_eq!(crate::world::stat(guardian, 3), crate::world::stat(world.pid, 3), "all in one session");
+    assert_eq!(
+        crate::world::stat(guardian, 3),
+        crate::world::stat(world.pid, 3),
+        "all in one session"
+    );
 }
 
 fn giving_up_leaves_no_guardian() {

@@ -1,4 +1,5 @@
-//! A sandbox that denies single calls of the kernel, as container profiles do: the tree is dead in time all the same.
+//! A sandbox that denies single calls of the kernel, as container profiles do: the tree is dead in
+//! time all the same.
 
 use crate::{trials, world::World};
 
@@ -23,7 +24,8 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(filter
 os.execv(sys.argv[3], sys.argv[3:])
 ";
 
-/// The guardian's calls that profiles are known to deny, by their numbers: the others end the run before its command starts.
+/// The guardian's calls that profiles are known to deny, by their numbers: the others end the run
+/// before its command starts.
 #[cfg(target_arch = "x86_64")]
 const CALLS: [(&str, u32); 7] = [
     ("pidfd_send_signal", 424),
@@ -44,12 +46,20 @@ fn denied_calls_keep_no_process_alive() {
         for error in [EPERM, ENOSYS] {
             let mut world = World::new();
             let number = number.to_string();
-            world.start_behind(&["python3", "-c", DENY, &number, error], "max=500 grace=200", &["sh", "-c", stubborn]);
+            world.start_behind(
+                &["python3", "-c", DENY, &number, error],
+                "max=500 grace=200",
+                &["sh", "-c", stubborn],
+            );
             world.file("ready");
             let (_, how) = world.event("Ended");
             assert!(how.contains("Some(TimeUp)"), "{name} {error}: {how}");
             world.status();
-            assert!(world.alive().is_empty(), "{name} {error}: {:?}", world.alive());
+            assert!(
+                world.alive().is_empty(),
+                "{name} {error}: {:?}",
+                world.alive()
+            );
             world.await_end();
         }
     }

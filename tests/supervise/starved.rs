@@ -12,7 +12,10 @@ use crate::{
     world::{World, until},
 };
 
-trials!(a_throttled_tree_is_dead_before_its_lease_ends, a_throttled_tree_in_many_sessions_is_dead_before_its_lease_ends);
+trials!(
+    a_throttled_tree_is_dead_before_its_lease_ends,
+    a_throttled_tree_in_many_sessions_is_dead_before_its_lease_ends
+);
 
 /// A cgroup with a CPU limit; removed when dropped.
 struct Limited(PathBuf);
@@ -55,7 +58,11 @@ impl Limited {
 impl Drop for Limited {
     fn drop(&mut self) {
         let old = self.0.join("cpu.cfs_quota_us");
-        let _ = if old.exists() { fs::write(old, "-1") } else { fs::write(self.0.join("cpu.max"), "max 100000") };
+        let _ = if old.exists() {
+            fs::write(old, "-1")
+        } else {
+            fs::write(self.0.join("cpu.max"), "max 100000")
+        };
         for _ in 0..400 {
             if fs::remove_dir(&self.0).is_ok() {
                 return;
@@ -69,18 +76,25 @@ fn now() -> u64 {
     u64::try_from(dlock::lease::BootClock::read().since_boot().as_millis()).unwrap()
 }
 
-/// Runs 13 processes on 3 % of a CPU with an unrenewed 10 s lease. Returns when the last one died, in ms after the start.
+/// Runs 13 processes on 3 % of a CPU with an unrenewed 10 s lease. Returns when the last one died,
+/// in ms after the start.
 fn starve(test: &str, script: &str) -> Option<u64> {
     let Some(group) = Limited::new(test) else {
         eprintln!("SKIPPED {test}: no cgroup with a limit of CPU time can be made here");
         return None;
     };
     let mut world = World::new();
-    world.start_behind(&["sh", "-c", &group.enter(), "sh"], "term=5938 kill=7918", &["sh", "-c", script]);
+    world.start_behind(
+        &["sh", "-c", &group.enter(), "sh"],
+        "term=5938 kill=7918",
+        &["sh", "-c", script],
+    );
     let (started, _) = world.event("Started");
     world.await_processes(13);
     group.limit(3_000);
-    until("the death of the tree", || world.alive().is_empty().then_some(()));
+    until("the death of the tree", || {
+        world.alive().is_empty().then_some(())
+    });
     let took = now() - started;
     group.limit(100_000);
     assert_eq!(world.status(), 76);
@@ -92,13 +106,25 @@ const LEASE: u64 = 9_898;
 
 fn a_throttled_tree_is_dead_before_its_lease_ends() {
     let hogs = "trap '' TERM; for n in 1 2 3 4 5 6 7 8 9 10 11 12; do while :; do :; done & done; while :; do :; done; : TOKEN";
-    let Some(took) = starve("throttled", hogs) else { return };
-    assert!((5_900..LEASE).contains(&took), "the last one died {took} ms after the start");
+    let Some(took) = starve("throttled", hogs) else {
+        return;
+    };
+    assert!(
+        (5_900..LEASE).contains(&took),
+        "the last one died {took} ms after the start"
+    );
 }
 
 fn a_throttled_tree_in_many_sessions_is_dead_before_its_lease_ends() {
     let hog = "while :; do :; done; : TOKEN";
-    let hogs = format!("trap '' TERM; for n in 1 2 3 4 5 6 7 8 9 10 11 12; do setsid sh -c '{hog}' & done; wait; : TOKEN");
-    let Some(took) = starve("sessions", &hogs) else { return };
-    assert!((5_900..LEASE).contains(&took), "the last one died {took} ms after the start");
+    let hogs = format!(
+        "trap '' TERM; for n in 1 2 3 4 5 6 7 8 9 10 11 12; do setsid sh -c '{hog}' & done; wait; : TOKEN"
+    );
+    let Some(took) = starve("sessions", &hogs) else {
+        return;
+    };
+    assert!(
+        (5_900..LEASE).contains(&took),
+        "the last one died {took} ms after the start"
+    );
 }

@@ -36,7 +36,8 @@ impl Keyboard {
     }
 }
 
-/// Starts bash on its own terminal. `ROLE` in the script stands for dlock with these instructions and this command.
+/// Starts bash on its own terminal. `ROLE` in the script stands for dlock with these instructions
+/// and this command.
 fn on_terminal(world: &mut World, script: &str, instructions: &str, command: &str) -> Keyboard {
     let role = world.line(instructions, &["sh", "-c", command]);
     on_terminal_with(world, script, &role)
@@ -48,9 +49,20 @@ pub fn on_terminal_with(world: &mut World, script: &str, role: &[String]) -> Key
     grantpt(&user).unwrap();
     unlockpt(&user).unwrap();
     let name = ptsname(&user, Vec::new()).unwrap();
-    let line = |()| File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
-    let quoted: Vec<String> = role.iter().map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
-    let script = script.replace("ROLE", &quoted.join(" ")).replace("DIR", world.directory.path().to_str().unwrap());
+    let line = |()| {
+        File::options()
+            .read(true)
+            .write(true)
+            .open(name.to_str().unwrap())
+            .unwrap()
+    };
+    let quoted: Vec<String> = role
+        .iter()
+        .map(|word| format!("'{}'", word.replace('\'', "'\\''")))
+        .collect();
+    let script = script
+        .replace("ROLE", &quoted.join(" "))
+        .replace("DIR", world.directory.path().to_str().unwrap());
     let child = Command::new("setsid")
         .args(["--ctty", "bash", "-c", &script])
         .stdin(Stdio::from(OwnedFd::from(line(()))))
@@ -66,7 +78,11 @@ pub fn on_terminal_with(world: &mut World, script: &str, role: &[String]) -> Key
     std::thread::spawn(move || {
         let mut buffer = [0; 4096];
         while let Ok(length @ 1..) = reader.read(&mut buffer) {
-            let copied = File::options().create(true).append(true).open(&copy).and_then(|mut file| file.write_all(&buffer[..length]));
+            let copied = File::options()
+                .create(true)
+                .append(true)
+                .open(&copy)
+                .and_then(|mut file| file.write_all(&buffer[..length]));
             if copied.is_err() {
                 return;
             }
@@ -98,7 +114,12 @@ fn ctrl_c_reaches_command_and_caller_once() {
 fn death_by_ctrl_c_is_passed_on() {
     let mut world = World::new();
     // bash ends itself by INT only if its child did.
-    let mut keyboard = on_terminal(&mut world, "ROLE; echo survived > DIR/survived", "", "echo > DIR/ready; exec sleep TOKEN");
+    let mut keyboard = on_terminal(
+        &mut world,
+        "ROLE; echo survived > DIR/survived",
+        "",
+        "echo > DIR/ready; exec sleep TOKEN",
+    );
     world.ready();
     keyboard.press(3);
     assert_eq!(world.status(), 130);
@@ -119,7 +140,9 @@ fn ctrl_z_and_fg_work() {
     assert_eq!(stat(pid, 0).unwrap(), "T");
     fs::write(world.path("go"), "x").unwrap();
     world.event("Resumed");
-    until("the command to go on", || (stat(pid, 0).unwrap() != "T").then_some(()));
+    until("the command to go on", || {
+        (stat(pid, 0).unwrap() != "T").then_some(())
+    });
     fs::write(world.path("end"), "x\n").unwrap();
     assert_eq!(world.file("status"), "4\n");
     world.status();
@@ -129,13 +152,20 @@ fn ctrl_z_and_fg_work() {
 fn a_job_stopped_beyond_its_lease_is_killed() {
     let mut world = World::new();
     let caller = "set -m; ROLE; echo $? > DIR/stopped; while ! [ -e DIR/go ]; do sleep 0.02; done; fg; echo $? > DIR/status";
-    let command = "trap 'echo term > DIR/term; exit 1' TERM; sleep TOKEN & echo $$ > DIR/ready; wait";
+    let command =
+        "trap 'echo term > DIR/term; exit 1' TERM; sleep TOKEN & echo $$ > DIR/ready; wait";
     let mut keyboard = on_terminal(&mut world, caller, "term=900 kill=1300 renew=100", command);
     world.ready();
     keyboard.press(26);
     assert_eq!(world.file("stopped"), "148\n");
     assert_eq!(world.file("term"), "term\n");
-    until("the tree's death", || world.alive().iter().all(|pid| *pid == world.pid).then_some(()));
+    until("the tree's death", || {
+        world
+            .alive()
+            .iter()
+            .all(|pid| *pid == world.pid)
+            .then_some(())
+    });
     fs::write(world.path("go"), "x").unwrap();
     assert_eq!(world.file("status"), "76\n");
     world.status();
@@ -146,10 +176,15 @@ fn a_job_stopped_beyond_its_lease_is_killed() {
 fn a_background_job_that_is_brought_forward_may_read() {
     for reads_first in [true, false] {
         let mut world = World::new();
-        let caller =
-            "set -m; ROLE & while ! [ -e DIR/go ]; do sleep 0.02; done; fg; echo $? > DIR/status; read word; echo $word > DIR/after";
-        let waits = if reads_first { "" } else { "while ! [ -e DIR/late ]; do sleep 0.02; done; " };
-        let command = format!("echo $$ > DIR/ready; {waits}read word; echo $word > DIR/word; exit 4; : TOKEN");
+        let caller = "set -m; ROLE & while ! [ -e DIR/go ]; do sleep 0.02; done; fg; echo $? > DIR/status; read word; echo $word > DIR/after";
+        let waits = if reads_first {
+            ""
+        } else {
+            "while ! [ -e DIR/late ]; do sleep 0.02; done; "
+        };
+        let command = format!(
+            "echo $$ > DIR/ready; {waits}read word; echo $word > DIR/word; exit 4; : TOKEN"
+        );
         let mut keyboard = on_terminal(&mut world, caller, "", &command);
         world.ready();
         if reads_first {
@@ -181,7 +216,8 @@ fn in_the_background_the_command_has_its_own_group() {
     world.await_end();
 }
 
-/// Executes its arguments as the leader of a session on a terminal, and hangs up once the file of the first one exists.
+/// Executes its arguments as the leader of a session on a terminal, and hangs up once the file of
+/// the first one exists.
 const HANG_UP: &str = "
 import os, pty, sys, time
 leader, terminal = pty.fork()
@@ -194,11 +230,16 @@ status = os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1])
 sys.exit(status if status >= 0 else 128 - status)
 ";
 
-/// As with `ssh -t host dlock run …`, whose shell executes its last command. The kernel sends the signal to the leader alone.
+/// As with `ssh -t host dlock run …`, whose shell executes its last command. The kernel sends the
+/// signal to the leader alone.
 fn a_hang_up_ends_the_command_of_the_sessions_leader() {
     let mut world = World::new();
     let ready = world.path("ready");
-    let command = ["sh", "-c", "trap 'echo > DIR/hup; exit 5' HUP; echo > DIR/ready; while :; do sleep 0.02; done; : TOKEN"];
+    let command = [
+        "sh",
+        "-c",
+        "trap 'echo > DIR/hup; exit 5' HUP; echo > DIR/ready; while :; do sleep 0.02; done; : TOKEN",
+    ];
     world.start_behind(&["python3", "-c", HANG_UP, &ready], "", &command);
     world.file("hup");
     assert_eq!(world.status(), 5);

@@ -19,7 +19,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// One dlock with its command.
 pub struct World {
     pub directory: TempDir,
-    /// A sleep duration in seconds that only this test uses; it identifies the processes of its tree.
+    /// A sleep duration in seconds that only this test uses; it identifies the processes of its
+    /// tree.
     pub token: String,
     /// This test program, or a copy of it.
     pub program: String,
@@ -31,32 +32,69 @@ impl World {
     /// Creates a world without processes.
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
-        let token = format!("9{:07}{:03}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let program = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
-        Self { directory: tempfile::tempdir().unwrap(), token, program, child: None, pid: 0 }
+        let token = format!(
+            "9{:07}{:03}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let program = std::env::current_exe()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned();
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+            token,
+            program,
+            child: None,
+            pid: 0,
+        }
     }
 
     /// Returns the path of a file in this test's folder.
     pub fn path(&self, name: &str) -> String {
-        self.directory.path().join(name).to_str().unwrap().to_owned()
+        self.directory
+            .path()
+            .join(name)
+            .to_str()
+            .unwrap()
+            .to_owned()
     }
 
     /// Returns the role's command line for a shell script, with `TOKEN` and `DIR` filled in.
     pub fn line(&self, instructions: &str, command: &[&str]) -> Vec<String> {
-        let fill = |word: &str| word.replace("TOKEN", &self.token).replace("DIR", self.directory.path().to_str().unwrap());
-        let mut line = vec![self.program.clone(), ROLE.to_owned(), format!("log={}", self.path("log"))];
+        let fill = |word: &str| {
+            word.replace("TOKEN", &self.token)
+                .replace("DIR", self.directory.path().to_str().unwrap())
+        };
+        let mut line = vec![
+            self.program.clone(),
+            ROLE.to_owned(),
+            format!("log={}", self.path("log")),
+        ];
         line.extend(instructions.split_whitespace().map(str::to_owned));
         line.push("--".into());
         line.extend(command.iter().map(|word| fill(word)));
         line
     }
 
-    /// Starts the role around a shell script in its own process group, after the words of `prefix` (`setsid`, `nohup` …).
+    /// Starts the role around a shell script in its own process group, after the words of `prefix`
+    /// (`setsid`, `nohup` …).
     pub fn start_behind(&mut self, prefix: &[&str], instructions: &str, command: &[&str]) {
         use std::os::unix::process::CommandExt as _;
         let line = self.line(instructions, command);
-        let all: Vec<&str> = prefix.iter().copied().chain(line.iter().map(String::as_str)).collect();
-        let output = || fs::File::options().create(true).append(true).open(self.path("output")).unwrap();
+        let all: Vec<&str> = prefix
+            .iter()
+            .copied()
+            .chain(line.iter().map(String::as_str))
+            .collect();
+        let output = || {
+            fs::File::options()
+                .create(true)
+                .append(true)
+                .open(self.path("output"))
+                .unwrap()
+        };
         let child = Command::new(all[0])
             .args(&all[1..])
             .stdin(Stdio::null())
@@ -80,19 +118,28 @@ impl World {
     /// Returns the log so far, with times in ms.
     pub fn log(&self) -> Vec<(u64, String)> {
         let text = fs::read_to_string(self.path("log")).unwrap_or_default();
-        let split = |line: &str| line.split_once(' ').map(|(at, what)| (at.parse().unwrap(), what.to_owned()));
+        let split = |line: &str| {
+            line.split_once(' ')
+                .map(|(at, what)| (at.parse().unwrap(), what.to_owned()))
+        };
         text.lines().filter_map(split).collect()
     }
 
     /// Returns when the first event with this prefix came, if it did.
     pub fn when(&self, what: &str) -> Option<u64> {
-        self.log().into_iter().find(|(_, line)| line.starts_with(what)).map(|(at, _)| at)
+        self.log()
+            .into_iter()
+            .find(|(_, line)| line.starts_with(what))
+            .map(|(at, _)| at)
     }
 
     /// Waits for an event with this prefix, and returns its time and the rest of its text.
     pub fn event(&self, what: &str) -> (u64, String) {
         until(&format!("event {what}"), || {
-            let found = self.log().into_iter().find(|(_, line)| line.starts_with(what));
+            let found = self
+                .log()
+                .into_iter()
+                .find(|(_, line)| line.starts_with(what));
             found.map(|(at, line)| (at, line[what.len()..].trim().to_owned()))
         })
     }
@@ -106,7 +153,11 @@ impl World {
 
     /// Waits until this file has content, and returns it.
     pub fn file(&self, name: &str) -> String {
-        until(&format!("file {name}"), || fs::read_to_string(self.path(name)).ok().filter(|text| !text.is_empty()))
+        until(&format!("file {name}"), || {
+            fs::read_to_string(self.path(name))
+                .ok()
+                .filter(|text| !text.is_empty())
+        })
     }
 
     /// Returns the guardian's pid.
@@ -119,7 +170,9 @@ impl World {
         use std::os::unix::process::ExitStatusExt as _;
         let mut child = self.child.take().unwrap();
         let status = until("the end of dlock", || child.try_wait().unwrap());
-        status.code().unwrap_or_else(|| 128 + status.signal().unwrap())
+        status
+            .code()
+            .unwrap_or_else(|| 128 + status.signal().unwrap())
     }
 
     /// Returns the living processes of the tree, without dlock and the guardian.
@@ -134,14 +187,17 @@ impl World {
 
     /// Waits until no process is left.
     pub fn await_end(&self) {
-        until(&format!("the end of {:?} and {:?}", self.alive(), self.supervisors()), || {
-            (self.alive().is_empty() && self.supervisors().is_empty()).then_some(())
-        });
+        until(
+            &format!("the end of {:?} and {:?}", self.alive(), self.supervisors()),
+            || (self.alive().is_empty() && self.supervisors().is_empty()).then_some(()),
+        );
     }
 
     /// Waits until the tree has `count` processes.
     pub fn await_processes(&self, count: usize) {
-        until(&format!("{count} processes"), || (self.alive().len() == count).then_some(()));
+        until(&format!("{count} processes"), || {
+            (self.alive().len() == count).then_some(())
+        });
     }
 }
 
@@ -157,7 +213,11 @@ impl Drop for World {
             let _ = child.wait();
         }
         if std::thread::panicking() {
-            eprintln!("{:#?}\n{}", self.log(), fs::read_to_string(self.path("output")).unwrap_or_default());
+            eprintln!(
+                "{:#?}\n{}",
+                self.log(),
+                fs::read_to_string(self.path("output")).unwrap_or_default()
+            );
         }
     }
 }
@@ -170,15 +230,25 @@ pub fn send(pid: i32, signal: Signal) {
 /// Returns a field of /proc/PID/stat after the name: 0 is the state.
 pub fn stat(pid: i32, field: usize) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(") ")?.1.split(' ').nth(field).map(str::to_owned)
+    stat.rsplit_once(") ")?
+        .1
+        .split(' ')
+        .nth(field)
+        .map(str::to_owned)
 }
 
 fn living(token: &str, supervisors: bool) -> Vec<i32> {
-    let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<i32>().ok());
+    let pids = fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|pid| {
-        let line = String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()).into_owned();
+        let line =
+            String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default())
+                .into_owned();
         let ours = line.contains(ROLE);
-        line.contains(token) && ours == supervisors && stat(*pid, 0).is_some_and(|state| state != "Z" && state != "X")
+        line.contains(token)
+            && ours == supervisors
+            && stat(*pid, 0).is_some_and(|state| state != "Z" && state != "X")
     })
     .collect()
 }

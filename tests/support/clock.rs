@@ -1,4 +1,5 @@
-//! A clock with an offset, for servers that are started with it: libfaketime reads the offset from a file.
+//! A clock with an offset, for servers that are started with it: libfaketime reads the offset from
+//! a file.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
@@ -21,8 +22,12 @@ impl Clock {
         }
         let folder = super::folder();
         // Servers that run as another user must read the folder.
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("the folder's mode");
-        let clock = Self { offset: folder.path().join("offset"), _folder: folder };
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))
+            .expect("the folder's mode");
+        let clock = Self {
+            offset: folder.path().join("offset"),
+            _folder: folder,
+        };
         clock.step(0);
         Some(clock)
     }

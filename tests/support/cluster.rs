@@ -42,37 +42,78 @@ impl Cluster {
         Self::make(false, false, Some(certificates), Ipv4Addr::LOCALHOST)
     }
 
-    fn make(replicas: bool, durable: bool, certificates: Option<&Certificates>, host: Ipv4Addr) -> Self {
+    fn make(
+        replicas: bool,
+        durable: bool,
+        certificates: Option<&Certificates>,
+        host: Ipv4Addr,
+    ) -> Self {
         let count = if replicas { MASTERS * 2 } else { MASTERS };
         let mut nodes = Vec::new();
         let mut buses = Vec::new();
         for _ in 0..count {
             let bus = ports::free();
-            let mut config = vec!["cluster-enabled yes".into(), "cluster-node-timeout 1500".into(), format!("cluster-port {bus}")];
+            let mut config = vec![
+                "cluster-enabled yes".into(),
+                "cluster-node-timeout 1500".into(),
+                format!("cluster-port {bus}"),
+            ];
             config.extend(super::redis::reached_at(host));
             config.push(format!("cluster-announce-ip {host}"));
             config.extend(certificates.map(|_| "tls-cluster yes".into()));
-            nodes.push(Redis::with(Options { durable, config, certificates: certificates.cloned(), ..Options::default() }));
+            nodes.push(Redis::with(Options {
+                durable,
+                config,
+                certificates: certificates.cloned(),
+                ..Options::default()
+            }));
             buses.push(bus);
         }
-        let ids: Vec<String> = nodes.iter().map(|node| node.text(&["CLUSTER", "MYID"])).collect();
+        let ids: Vec<String> = nodes
+            .iter()
+            .map(|node| node.text(&["CLUSTER", "MYID"]))
+            .collect();
         for (nth, node) in nodes.iter().enumerate() {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(nth + 1).to_string()]);
             for (other, bus) in nodes.iter().zip(&buses).take(nth) {
-                let port = if certificates.is_some() { other.tls_port } else { other.port };
-                node.command(&["CLUSTER", "MEET", &host.to_string(), &port.to_string(), &bus.to_string()]);
+                let port = if certificates.is_some() {
+                    other.tls_port
+                } else {
+                    other.port
+                };
+                node.command(&[
+                    "CLUSTER",
+                    "MEET",
+                    &host.to_string(),
+                    &port.to_string(),
+                    &bus.to_string(),
+                ]);
             }
         }
         for (nth, node) in (0..MASTERS).zip(&nodes) {
             let slots = slots_of(nth);
-            node.command(&["CLUSTER", "ADDSLOTSRANGE", &slots.start().to_string(), &slots.end().to_string()]);
+            node.command(&[
+                "CLUSTER",
+                "ADDSLOTSRANGE",
+                &slots.start().to_string(),
+                &slots.end().to_string(),
+            ]);
         }
         let cluster = Self { nodes, ids, host };
         super::must("all nodes know one another", LIMIT, || {
-            cluster.nodes.iter().all(|node| node.text(&["CLUSTER", "NODES"]).matches(" connected").count() == usize::from(count))
+            cluster.nodes.iter().all(|node| {
+                node.text(&["CLUSTER", "NODES"])
+                    .matches(" connected")
+                    .count()
+                    == usize::from(count)
+            })
         });
         for nth in usize::from(MASTERS)..usize::from(count) {
-            cluster.nodes[nth].command(&["CLUSTER", "REPLICATE", &cluster.ids[nth - usize::from(MASTERS)]]);
+            cluster.nodes[nth].command(&[
+                "CLUSTER",
+                "REPLICATE",
+                &cluster.ids[nth - usize::from(MASTERS)],
+            ]);
         }
         cluster.settle();
         cluster
@@ -84,7 +125,8 @@ impl Cluster {
         super::must("the cluster is well", LIMIT, || {
             self.running().all(|node| {
                 let replication = node.text(&["INFO", "replication"]);
-                let in_step = replication.contains("role:master") || replication.contains("master_link_status:up");
+                let in_step = replication.contains("role:master")
+                    || replication.contains("master_link_status:up");
                 in_step && node.text(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
             })
         });
@@ -95,7 +137,11 @@ impl Cluster {
     }
 
     pub fn slot(&self, name: &str) -> u16 {
-        let slot = self.running().next().expect("a node that runs").int(&["CLUSTER", "KEYSLOT", name]);
+        let slot = self
+            .running()
+            .next()
+            .expect("a node that runs")
+            .int(&["CLUSTER", "KEYSLOT", name]);
         u16::try_from(slot).expect("a slot")
     }
 
@@ -109,7 +155,10 @@ impl Cluster {
         let mut votes = vec![0; self.nodes.len()];
         for node in self.running() {
             let text = node.text(&["CLUSTER", "NODES"]);
-            for line in text.lines().filter(|line| line.contains("master") && !line.contains("fail")) {
+            for line in text
+                .lines()
+                .filter(|line| line.contains("master") && !line.contains("fail"))
+            {
                 let mut words = line.split(' ');
                 let id = words.next().unwrap_or_default();
                 let mut slots = words.skip(7).filter_map(|range| {
@@ -131,7 +180,9 @@ impl Cluster {
         let slot = self.slot(name);
         super::must("a failover", LIMIT, || {
             self.try_owner(slot).is_some_and(|now| now != from)
-                && self.running().all(|node| node.text(&["CLUSTER", "INFO"]).contains("cluster_state:ok"))
+                && self
+                    .running()
+                    .all(|node| node.text(&["CLUSTER", "INFO"]).contains("cluster_state:ok"))
         });
         self.owner(name)
     }
@@ -154,24 +205,42 @@ impl Cluster {
 
     /// Moves the keys that `only` accepts.
     pub fn move_keys(&self, slot: u16, from: usize, to: usize, only: impl Fn(&str) -> bool) {
-        let keys: Vec<String> =
-            redis::from_redis_value(self.nodes[from].command(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "1000"])).expect("keys");
+        let keys: Vec<String> = redis::from_redis_value(self.nodes[from].command(&[
+            "CLUSTER",
+            "GETKEYSINSLOT",
+            &slot.to_string(),
+            "1000",
+        ]))
+        .expect("keys");
         for key in keys.iter().filter(|key| only(key)) {
-            self.nodes[from].command(&["MIGRATE", "127.0.0.1", &self.nodes[to].port.to_string(), key, "0", "5000"]);
+            self.nodes[from].command(&[
+                "MIGRATE",
+                "127.0.0.1",
+                &self.nodes[to].port.to_string(),
+                key,
+                "0",
+                "5000",
+            ]);
         }
     }
 
     /// Makes the new node the slot's owner.
     pub fn end_move(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
-        for nth in [to, from].into_iter().chain((0..usize::from(MASTERS)).filter(|nth| ![from, to].contains(nth))) {
+        for nth in [to, from]
+            .into_iter()
+            .chain((0..usize::from(MASTERS)).filter(|nth| ![from, to].contains(nth)))
+        {
             self.nodes[nth].command(&["CLUSTER", "SETSLOT", &slot, "NODE", &self.ids[to]]);
         }
     }
 
     /// Returns the URL with these nodes.
     pub fn url_of(&self, nodes: &[usize]) -> String {
-        let seeds: Vec<_> = nodes.iter().map(|nth| format!("{}:{}", self.host, self.nodes[*nth].port)).collect();
+        let seeds: Vec<_> = nodes
+            .iter()
+            .map(|nth| format!("{}:{}", self.host, self.nodes[*nth].port))
+            .collect();
         format!("redis+cluster://{}", seeds.join(","))
     }
 
@@ -183,6 +252,10 @@ impl Cluster {
 
 fn slots_of(nth: u16) -> RangeInclusive<u16> {
     let share = SLOTS / MASTERS;
-    let last = if nth + 1 == MASTERS { SLOTS - 1 } else { (nth + 1) * share - 1 };
+    let last = if nth + 1 == MASTERS {
+        SLOTS - 1
+    } else {
+        (nth + 1) * share - 1
+    };
     nth * share..=last
 }

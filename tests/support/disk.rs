@@ -23,7 +23,10 @@ impl Disk {
             return Err("only root can mount a disk".into());
         }
         let disk = Self(super::folder());
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(disk.folder()).output();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+            .arg(disk.folder())
+            .output();
         match mounted {
             Ok(output) if output.status.success() => Ok(disk),
             failed => Err(format!("no disk can be mounted here: {failed:?}")),
@@ -51,6 +54,9 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(self.folder()).status();
+        let _ = Command::new("umount")
+            .arg("--lazy")
+            .arg(self.folder())
+            .status();
     }
 }

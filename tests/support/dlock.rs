@@ -18,10 +18,15 @@ pub fn binary() -> PathBuf {
 /// The default time limit of one call in a test.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// Returns a command for `dlock` without settings from this process's environment, and with an empty standard input.
+/// Returns a command for `dlock` without settings from this process's environment, and with an
+/// empty standard input.
 pub fn command() -> Command {
     let mut command = process::command(binary());
-    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent").stdin(Stdio::null());
+    command
+        .env_clear()
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .env("HOME", "/nonexistent")
+        .stdin(Stdio::null());
     command
 }
 
@@ -43,5 +48,9 @@ pub fn spawn(backend: &str, args: &[&str]) -> Process {
 pub fn unique(name: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // All keys have the same width, so none is a prefix of another.
-    format!("{name}-{:07}-{:04}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+    format!(
+        "{name}-{:07}-{:04}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    )
 }

@@ -30,7 +30,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { members: 1, tls_names: Vec::new(), client_certificates: false, arguments: Vec::new() }
+        Self {
+            members: 1,
+            tls_names: Vec::new(),
+            client_certificates: false,
+            arguments: Vec::new(),
+        }
     }
 }
 
@@ -79,16 +84,32 @@ impl Etcd {
     }
 
     pub fn cluster() -> Self {
-        Self::with(Options { members: 3, ..Options::default() })
+        Self::with(Options {
+            members: 3,
+            ..Options::default()
+        })
     }
 
     pub fn with(options: Options) -> Self {
         let folder = super::folder();
-        let certificates = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
-        let mut etcd = Self { members: Vec::new(), certificates, options, folder, root: false };
+        let certificates = (!options.tls_names.is_empty())
+            .then(|| Certificates::make(folder.path(), &options.tls_names));
+        let mut etcd = Self {
+            members: Vec::new(),
+            certificates,
+            options,
+            folder,
+            root: false,
+        };
         // Another process may take a port before the member does.
         for _ in 0..5 {
-            etcd.members = (0..etcd.options.members).map(|_| Member { client: ports::free(), peer: ports::free(), child: None }).collect();
+            etcd.members = (0..etcd.options.members)
+                .map(|_| Member {
+                    client: ports::free(),
+                    peer: ports::free(),
+                    child: None,
+                })
+                .collect();
             match etcd.try_start() {
                 Ok(()) => return etcd,
                 Err(why) => {
@@ -108,7 +129,11 @@ impl Etcd {
 
     /// Returns the URL of all members.
     pub fn all(&self) -> String {
-        let hosts: Vec<_> = self.ports().iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let hosts: Vec<_> = self
+            .ports()
+            .iter()
+            .map(|port| format!("127.0.0.1:{port}"))
+            .collect();
         format!("etcd://{}", hosts.join(","))
     }
 
@@ -121,7 +146,11 @@ impl Etcd {
     }
 
     fn scheme(&self) -> &'static str {
-        if self.certificates.is_some() { "https" } else { "http" }
+        if self.certificates.is_some() {
+            "https"
+        } else {
+            "http"
+        }
     }
 
     fn home(&self, member: usize) -> PathBuf {
@@ -129,27 +158,82 @@ impl Etcd {
     }
 
     fn spawn(&mut self, member: usize) {
-        let peers: Vec<_> = self.members.iter().enumerate().map(|(n, one)| format!("m{n}=http://127.0.0.1:{}", one.peer)).collect();
+        let peers: Vec<_> = self
+            .members
+            .iter()
+            .enumerate()
+            .map(|(n, one)| format!("m{n}=http://127.0.0.1:{}", one.peer))
+            .collect();
         let one = &self.members[member];
         assert!(one.child.is_none(), "member {member} runs already");
-        let (client, peer) = (format!("{}://127.0.0.1:{}", self.scheme(), one.client), format!("http://127.0.0.1:{}", one.peer));
+        let (client, peer) = (
+            format!("{}://127.0.0.1:{}", self.scheme(), one.client),
+            format!("http://127.0.0.1:{}", one.peer),
+        );
         let mut command = process::command("etcd");
-        command.arg("--name").arg(format!("m{member}")).arg("--data-dir").arg(self.home(member));
-        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
-        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-        command.args(["--initial-cluster", &peers.join(","), "--initial-cluster-token", &format!("test-{}", self.members[0].peer)]);
+        command
+            .arg("--name")
+            .arg(format!("m{member}"))
+            .arg("--data-dir")
+            .arg(self.home(member));
+        command.args([
+            "--listen-client-urls",
+            &client,
+            "--advertise-client-urls",
+            &client,
+        ]);
+        command.args([
+            "--listen-peer-urls",
+            &peer,
+            "--initial-advertise-peer-urls",
+            &peer,
+        ]);
+        command.args([
+            "--initial-cluster",
+            &peers.join(","),
+            "--initial-cluster-token",
+            &format!("test-{}", self.members[0].peer),
+        ]);
         if !self.options.arguments.contains(&"--election-timeout") {
-            command.args(["--heartbeat-interval", &HEARTBEAT_MS.to_string(), "--election-timeout", &ELECTION_MS.to_string()]);
+            command.args([
+                "--heartbeat-interval",
+                &HEARTBEAT_MS.to_string(),
+                "--election-timeout",
+                &ELECTION_MS.to_string(),
+            ]);
         }
-        command.args(["--logger", "zap", "--log-level", "error", "--bcrypt-cost", "4"]).args(&self.options.arguments);
+        command
+            .args([
+                "--logger",
+                "zap",
+                "--log-level",
+                "error",
+                "--bcrypt-cost",
+                "4",
+            ])
+            .args(&self.options.arguments);
         if let Some(files) = &self.certificates {
-            command.arg("--cert-file").arg(&files.certificate).arg("--key-file").arg(&files.key);
+            command
+                .arg("--cert-file")
+                .arg(&files.certificate)
+                .arg("--key-file")
+                .arg(&files.key);
             if self.options.client_certificates {
-                command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(&files.ca);
+                command
+                    .arg("--client-cert-auth")
+                    .arg("--trusted-ca-file")
+                    .arg(&files.ca);
             }
         }
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.log(member)).expect("a log");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.log(member))
+            .expect("a log");
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
         // etcd reads settings from the environment too, and refuses duplicates.
         command.env_clear().env("PATH", "/usr/bin:/bin");
         self.members[member].child = Some(process::start(command).expect("etcd"));
@@ -169,7 +253,8 @@ impl Etcd {
     /// Waits until all running members are part of the cluster.
     fn await_health(&self) -> Result<(), String> {
         let began = Instant::now();
-        for member in (0..self.members.len()).filter(|member| self.members[*member].child.is_some()) {
+        for member in (0..self.members.len()).filter(|member| self.members[*member].child.is_some())
+        {
             while !self.answers(member) {
                 let log = || fs::read_to_string(self.log(member)).unwrap_or_default();
                 if !procfs::alive(self.pid(member)) {
@@ -187,7 +272,8 @@ impl Etcd {
     /// Returns whether this member is part of a cluster with a leader.
     fn answers(&self, member: usize) -> bool {
         if self.certificates.is_some() || self.root {
-            return TcpStream::connect((Ipv4Addr::LOCALHOST, self.members[member].client)).is_ok() && self.try_ctl(&["get", "x"]).is_ok();
+            return TcpStream::connect((Ipv4Addr::LOCALHOST, self.members[member].client)).is_ok()
+                && self.try_ctl(&["get", "x"]).is_ok();
         }
         http(self.members[member].client, "/health").is_ok_and(|text| text.contains("\"true\""))
     }
@@ -196,29 +282,66 @@ impl Etcd {
     pub fn proxy(&self) -> GrpcProxy {
         let port = ports::free();
         let mut command = process::command("etcd");
-        let members: Vec<_> = self.ports().iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        command.args(["grpc-proxy", "start", "--endpoints", &members.join(","), "--listen-addr", &format!("127.0.0.1:{port}")]);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.current_dir(self.folder.path()).env_clear().env("PATH", "/usr/bin:/bin");
+        let members: Vec<_> = self
+            .ports()
+            .iter()
+            .map(|port| format!("127.0.0.1:{port}"))
+            .collect();
+        command.args([
+            "grpc-proxy",
+            "start",
+            "--endpoints",
+            &members.join(","),
+            "--listen-addr",
+            &format!("127.0.0.1:{port}"),
+        ]);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+            .current_dir(self.folder.path())
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin");
         let child = process::start(command).expect("etcd grpc-proxy");
-        super::must("the proxy answers", Duration::from_secs(20), || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
+        super::must("the proxy answers", Duration::from_secs(20), || {
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
+        });
         GrpcProxy { port, child }
     }
 
     pub fn pid(&self, member: usize) -> u32 {
-        self.members[member].child.as_ref().expect("the member runs").id()
+        self.members[member]
+            .child
+            .as_ref()
+            .expect("the member runs")
+            .id()
     }
 
     /// Returns an `etcdctl` command with the options to reach this cluster.
     pub fn etcdctl(&self) -> Command {
         let mut command = process::command("etcdctl");
-        let endpoints: Vec<_> = self.members.iter().filter(|member| member.child.is_some()).map(|member| member.client).collect();
-        let endpoints: Vec<_> = endpoints.iter().map(|port| format!("{}://127.0.0.1:{port}", self.scheme())).collect();
-        command.env_clear().env("PATH", "/usr/bin:/bin").env("ETCDCTL_API", "3").env("ETCDCTL_ENDPOINTS", endpoints.join(","));
+        let endpoints: Vec<_> = self
+            .members
+            .iter()
+            .filter(|member| member.child.is_some())
+            .map(|member| member.client)
+            .collect();
+        let endpoints: Vec<_> = endpoints
+            .iter()
+            .map(|port| format!("{}://127.0.0.1:{port}", self.scheme()))
+            .collect();
+        command
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("ETCDCTL_API", "3")
+            .env("ETCDCTL_ENDPOINTS", endpoints.join(","));
         if let Some(files) = &self.certificates {
             command.env("ETCDCTL_CACERT", &files.ca);
             if self.options.client_certificates {
-                command.env("ETCDCTL_CERT", &files.certificate).env("ETCDCTL_KEY", &files.key);
+                command
+                    .env("ETCDCTL_CERT", &files.certificate)
+                    .env("ETCDCTL_KEY", &files.key);
             }
         }
         if self.root {
@@ -229,31 +352,47 @@ impl Etcd {
 
     pub fn try_ctl(&self, words: &[&str]) -> Result<String, String> {
         let mut command = self.etcdctl();
-        command.args(["--command-timeout", "10s"]).args(words).stdin(Stdio::null());
+        command
+            .args(["--command-timeout", "10s"])
+            .args(words)
+            .stdin(Stdio::null());
         let ended = process::Process::collect(command).wait(Duration::from_secs(20));
-        if ended.code() == 0 { Ok(ended.stdout) } else { Err(ended.stderr) }
+        if ended.code() == 0 {
+            Ok(ended.stdout)
+        } else {
+            Err(ended.stderr)
+        }
     }
 
     /// Returns the output of `etcdctl WORDS`.
     #[track_caller]
     pub fn ctl(&self, words: &[&str]) -> String {
-        self.try_ctl(words).unwrap_or_else(|why| panic!("etcdctl {words:?}: {why}"))
+        self.try_ctl(words)
+            .unwrap_or_else(|why| panic!("etcdctl {words:?}: {why}"))
     }
 
     /// Returns the names of all keys that begin with `start`, sorted.
     #[track_caller]
     pub fn keys(&self, start: &str) -> Vec<String> {
-        self.ctl(&["get", start, "--prefix", "--keys-only"]).lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+        self.ctl(&["get", start, "--prefix", "--keys-only"])
+            .lines()
+            .filter(|line| !line.is_empty())
+            .map(str::to_owned)
+            .collect()
     }
 
     /// Returns the ids of all leases, as `etcdctl` prints them.
     #[track_caller]
     pub fn leases(&self) -> Vec<String> {
-        self.ctl(&["lease", "list"]).lines().skip(1).map(str::to_owned).collect()
+        self.ctl(&["lease", "list"])
+            .lines()
+            .skip(1)
+            .map(str::to_owned)
+            .collect()
     }
 
-    /// Gives the user `name` with this password all rights on keys that begin with one of `starts`, and other users
-    /// none. From now on the tests' own requests authenticate as root.
+    /// Gives the user `name` with this password all rights on keys that begin with one of `starts`,
+    /// and other users none. From now on the tests' own requests authenticate as root.
     pub fn authenticate(&mut self, name: &str, password: &str, starts: &[&str]) {
         self.ctl(&["user", "add", "root:root"]);
         self.ctl(&["role", "add", "root"]);
@@ -261,7 +400,14 @@ impl Etcd {
         self.ctl(&["user", "add", &format!("{name}:{password}")]);
         self.ctl(&["role", "add", "locks"]);
         for start in starts {
-            self.ctl(&["role", "grant-permission", "locks", "--prefix=true", "readwrite", start]);
+            self.ctl(&[
+                "role",
+                "grant-permission",
+                "locks",
+                "--prefix=true",
+                "readwrite",
+                start,
+            ]);
         }
         self.ctl(&["user", "grant-role", name, "locks"]);
         self.ctl(&["auth", "enable"]);
@@ -276,15 +422,27 @@ impl Etcd {
             leader.is_some()
         });
         let leader = leader.expect("a leader");
-        (leader, (0..self.members.len()).filter(|member| *member != leader && self.members[*member].child.is_some()).collect())
+        (
+            leader,
+            (0..self.members.len())
+                .filter(|member| *member != leader && self.members[*member].child.is_some())
+                .collect(),
+        )
     }
 
     fn try_leader(&self) -> Option<usize> {
-        let status: Value = serde_json::from_str(&self.try_ctl(&["endpoint", "status", "-w", "json"]).ok()?).ok()?;
+        let status: Value =
+            serde_json::from_str(&self.try_ctl(&["endpoint", "status", "-w", "json"]).ok()?)
+                .ok()?;
         status.as_array()?.iter().find_map(|one| {
             let answer = &one["Status"];
             let leads = answer["leader"].as_u64()? == answer["header"]["member_id"].as_u64()?;
-            let port = one["Endpoint"].as_str()?.rsplit(':').next()?.parse::<u16>().ok()?;
+            let port = one["Endpoint"]
+                .as_str()?
+                .rsplit(':')
+                .next()?
+                .parse::<u16>()
+                .ok()?;
             leads.then(|| self.members.iter().position(|member| member.client == port))?
         })
     }
@@ -294,9 +452,18 @@ impl Etcd {
         let mut calls: Vec<(String, u64)> = Vec::new();
         for member in &self.members {
             let text = http(member.client, "/metrics").expect("metrics");
-            for line in text.lines().filter_map(|line| line.strip_prefix("grpc_server_started_total{")) {
-                let Some((labels, count)) = line.split_once("} ") else { continue };
-                let method = labels.split("grpc_method=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
+            for line in text
+                .lines()
+                .filter_map(|line| line.strip_prefix("grpc_server_started_total{"))
+            {
+                let Some((labels, count)) = line.split_once("} ") else {
+                    continue;
+                };
+                let method = labels
+                    .split("grpc_method=\"")
+                    .nth(1)
+                    .and_then(|rest| rest.split('"').next())
+                    .unwrap_or_default();
                 let count = number(count.trim());
                 match calls.iter_mut().find(|(name, _)| name == method) {
                     Some((_, sum)) => *sum += count,
@@ -341,10 +508,16 @@ impl Etcd {
     pub fn remove_member(&mut self, member: usize) {
         let list = self.ctl(&["member", "list"]);
         let of = format!("m{member}, ");
-        let id = list.lines().find(|line| line.contains(&of)).and_then(|line| line.split(',').next()).expect("the member");
+        let id = list
+            .lines()
+            .find(|line| line.contains(&of))
+            .and_then(|line| line.split(',').next())
+            .expect("the member");
         self.ctl(&["member", "remove", id]);
         let ended = |child: &mut std::process::Child| matches!(child.try_wait(), Ok(Some(_)));
-        super::must("the member ends", Duration::from_secs(20), || self.members[member].child.as_mut().is_none_or(ended));
+        super::must("the member ends", Duration::from_secs(20), || {
+            self.members[member].child.as_mut().is_none_or(ended)
+        });
         self.members[member].child = None;
     }
 

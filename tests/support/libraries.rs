@@ -1,4 +1,5 @@
-//! Lock libraries from their registries, in folders below `target` that outlive a run: pinned, and installed once for each list.
+//! Lock libraries from their registries, in folders below `target` that outlive a run: pinned, and
+//! installed once for each list.
 
 use std::{
     env,
@@ -42,7 +43,18 @@ pub fn python() -> Made {
     let make = |folder: &Path, list: &Path| {
         let python = folder.join("bin/python");
         run("python3", &["-m", "venv", "--clear", text(folder)])?;
-        run(text(&python), &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", text(list)])
+        run(
+            text(&python),
+            &[
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "-r",
+                text(list),
+            ],
+        )
     };
     let made = MADE.get_or_init(|| installed("requirements.txt", make));
     made.clone().map(|folder| folder.join("bin/python"))
@@ -53,24 +65,46 @@ pub fn node_modules() -> Made {
     static MADE: OnceLock<Made> = OnceLock::new();
     let make = |folder: &Path, list: &Path| {
         fs::copy(list, folder.join("package.json")).map_err(|error| error.to_string())?;
-        let quick = ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000", "--fetch-timeout=60000"];
-        let quiet = ["--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"];
-        run("npm", &[&["install", "--prefix", text(folder)][..], &quick, &quiet].concat())
+        let quick = [
+            "--fetch-retry-mintimeout=1000",
+            "--fetch-retry-maxtimeout=5000",
+            "--fetch-timeout=60000",
+        ];
+        let quiet = [
+            "--no-audit",
+            "--no-fund",
+            "--no-package-lock",
+            "--loglevel=error",
+        ];
+        run(
+            "npm",
+            &[&["install", "--prefix", text(folder)][..], &quick, &quiet].concat(),
+        )
     };
     let made = MADE.get_or_init(|| installed("package.json", make));
     made.clone().map(|folder| folder.join("node_modules"))
 }
 
-/// Returns the class path of Debian's Curator and of the program that uses it, or why there is none.
+/// Returns the class path of Debian's Curator and of the program that uses it, or why there is
+/// none.
 pub fn curator() -> Result<String, String> {
     static MADE: OnceLock<Made> = OnceLock::new();
     if !jar("curator-recipes.jar").is_file() {
         return Err("Curator is not installed".into());
     }
-    let jars: Vec<_> = JARS.iter().map(|name| jar(name)).filter(|jar| jar.is_file()).map(|jar| jar.display().to_string()).collect();
+    let jars: Vec<_> = JARS
+        .iter()
+        .map(|name| jar(name))
+        .filter(|jar| jar.is_file())
+        .map(|jar| jar.display().to_string())
+        .collect();
     let jars = jars.join(":");
-    let make = |folder: &Path, source: &Path| run("javac", &["-d", text(folder), "-cp", &jars, text(source)]);
-    let classes = MADE.get_or_init(|| installed("Driver.java", make)).clone()?;
+    let make = |folder: &Path, source: &Path| {
+        run("javac", &["-d", text(folder), "-cp", &jars, text(source)])
+    };
+    let classes = MADE
+        .get_or_init(|| installed("Driver.java", make))
+        .clone()?;
     Ok(format!("{}:{jars}", classes.display()))
 }
 
@@ -78,7 +112,12 @@ pub fn curator() -> Result<String, String> {
 fn installed(list: &str, make: impl Fn(&Path, &Path) -> Result<(), String>) -> Made {
     let source = Path::new(DRIVERS).join(list);
     let content = fs::read(&source).map_err(|error| format!("{}: {error}", source.display()))?;
-    let print = Sha256::digest(&content).iter().take(6).fold(String::new(), |digits, byte| digits + &format!("{byte:02x}"));
+    let print = Sha256::digest(&content)
+        .iter()
+        .take(6)
+        .fold(String::new(), |digits, byte| {
+            digits + &format!("{byte:02x}")
+        });
     let folder = super::kept().join(format!("{list}-{print}"));
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let done = folder.join("installed");
@@ -99,9 +138,16 @@ fn run(program: &str, args: &[&str]) -> Result<(), String> {
     if env::var_os("NODE_EXTRA_CA_CERTS").is_none() && Path::new(SYSTEM_CERTIFICATES).is_file() {
         command.env("NODE_EXTRA_CA_CERTS", SYSTEM_CERTIFICATES);
     }
-    let output = command.args(args).output().map_err(|error| format!("{program}: {error}"))?;
+    let output = command
+        .args(args)
+        .output()
+        .map_err(|error| format!("{program}: {error}"))?;
     let said = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    output.status.success().then_some(()).ok_or_else(|| format!("{program} {}: {}", args.join(" "), said()))
+    output
+        .status
+        .success()
+        .then_some(())
+        .ok_or_else(|| format!("{program} {}: {}", args.join(" "), said()))
 }
 
 fn text(path: &Path) -> &str {

@@ -1,4 +1,5 @@
-//! A real MariaDB or MySQL server: one for all cases that only need a database, and separate servers for faults.
+//! A real MariaDB or MySQL server: one for all cases that only need a database, and separate
+//! servers for faults.
 
 use std::{
     fs,
@@ -34,21 +35,34 @@ impl Product {
             Self::MariaDb => &["mariadbd", "mariadb-install-db", "mariadb"],
             Self::MySql => &["mariadb"],
         };
-        let missing: Vec<_> = programs.iter().filter(|name| super::find_program(name).is_none()).copied().collect();
+        let missing: Vec<_> = programs
+            .iter()
+            .filter(|name| super::find_program(name).is_none())
+            .copied()
+            .collect();
         if !missing.is_empty() {
             return Some(format!("not installed: {}", missing.join(", ")));
         }
-        (self == Self::MySql && !mysql().join("mysqld").exists())
-            .then(|| "tests/run could not fetch MySQL's server from Debian's unstable release".to_owned())
+        (self == Self::MySql && !mysql().join("mysqld").exists()).then(|| {
+            "tests/run could not fetch MySQL's server from Debian's unstable release".to_owned()
+        })
     }
 
     /// Returns the scheme of dlock's URLs.
     fn scheme(self) -> &'static str {
-        if self == Self::MariaDb { "mariadb" } else { "mysql" }
+        if self == Self::MariaDb {
+            "mariadb"
+        } else {
+            "mysql"
+        }
     }
 
     fn program(self) -> String {
-        if self == Self::MariaDb { "mariadbd".into() } else { mysql().join("mysqld").display().to_string() }
+        if self == Self::MariaDb {
+            "mariadbd".into()
+        } else {
+            mysql().join("mysqld").display().to_string()
+        }
     }
 }
 
@@ -97,16 +111,26 @@ pub fn missing() -> Option<String> {
 
 /// Returns the option that lets root run the server as root, since root owns the folders.
 fn runs_as() -> &'static [&'static str] {
-    if rustix::process::geteuid().is_root() { &["--user=root"] } else { &[] }
+    if rustix::process::geteuid().is_root() {
+        &["--user=root"]
+    } else {
+        &[]
+    }
 }
 
 fn run(command: std::process::Command, what: &str) -> String {
     let ended = process::Process::collect(command).wait(Duration::from_secs(60));
-    assert!(ended.code() == 0, "{what}: {}{}", ended.stdout, ended.stderr);
+    assert!(
+        ended.code() == 0,
+        "{what}: {}{}",
+        ended.stdout,
+        ended.stderr
+    );
     ended.stdout
 }
 
-/// Returns a fresh data directory, which is created once and copied for each server of this process.
+/// Returns a fresh data directory, which is created once and copied for each server of this
+/// process.
 fn template(product: Product) -> PathBuf {
     static TEMPLATE: OnceLock<TempDir> = OnceLock::new();
     if product == Product::MySql {
@@ -115,9 +139,16 @@ fn template(product: Product) -> PathBuf {
     let folder = TEMPLATE.get_or_init(|| {
         let folder = super::folder();
         let mut install = process::command("mariadb-install-db");
-        install.arg("--no-defaults").args(runs_as()).arg(format!("--datadir={}", folder.path().join("data").display()));
+        install.arg("--no-defaults").args(runs_as()).arg(format!(
+            "--datadir={}",
+            folder.path().join("data").display()
+        ));
         install.env("TMPDIR", folder.path());
-        install.args(["--skip-test-db", "--auth-root-authentication-method=normal", "--innodb-log-file-size=4M"]);
+        install.args([
+            "--skip-test-db",
+            "--auth-root-authentication-method=normal",
+            "--innodb-log-file-size=4M",
+        ]);
         run(install, "mariadb-install-db");
         folder
     });
@@ -127,14 +158,31 @@ fn template(product: Product) -> PathBuf {
 /// Returns the answer of the server at a socket to statements in a database.
 pub fn sql_at(socket: &Path, database: &str, sql: &str) -> Result<Vec<Vec<String>>, String> {
     let mut command = process::command("mariadb");
-    command.args(["--no-defaults", "--batch", "--skip-column-names", "--default-character-set=utf8mb4", "--user", USER]);
-    command.arg("--socket").arg(socket).arg("--database").arg(database).arg("--execute").arg(sql);
+    command.args([
+        "--no-defaults",
+        "--batch",
+        "--skip-column-names",
+        "--default-character-set=utf8mb4",
+        "--user",
+        USER,
+    ]);
+    command
+        .arg("--socket")
+        .arg(socket)
+        .arg("--database")
+        .arg(database)
+        .arg("--execute")
+        .arg(sql);
     command.stdin(Stdio::null());
     let ended = process::Process::collect(command).wait(Duration::from_secs(30));
     if ended.code() != 0 {
         return Err(ended.stderr);
     }
-    Ok(ended.stdout.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect())
+    Ok(ended
+        .stdout
+        .lines()
+        .map(|line| line.split('\t').map(str::to_owned).collect())
+        .collect())
 }
 
 impl MariaDb {
@@ -143,16 +191,29 @@ impl MariaDb {
     }
 
     pub fn durable() -> Self {
-        Self::with(Options { durable: true, ..Options::default() })
+        Self::with(Options {
+            durable: true,
+            ..Options::default()
+        })
     }
 
     pub fn with(options: Options) -> Self {
         let folder = super::folder();
         let mut copy = process::command("cp");
-        copy.args(["-a", "--sparse=always"]).arg(template(options.product).join("data")).arg(folder.path());
+        copy.args(["-a", "--sparse=always"])
+            .arg(template(options.product).join("data"))
+            .arg(folder.path());
         run(copy, "cp");
-        let certificates = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
-        let mut server = Self { port: ports::free(), certificates, options, folder, child: None, started: Instant::now() };
+        let certificates = (!options.tls_names.is_empty())
+            .then(|| Certificates::make(folder.path(), &options.tls_names));
+        let mut server = Self {
+            port: ports::free(),
+            certificates,
+            options,
+            folder,
+            child: None,
+            started: Instant::now(),
+        };
         // Another process may take the port before the server does.
         for _ in 0..5 {
             match server.try_start() {
@@ -177,7 +238,11 @@ impl MariaDb {
 
     /// Returns the URL without credentials.
     pub fn url(&self, database: &str) -> String {
-        format!("{}://{USER}@127.0.0.1:{}/{database}", self.options.product.scheme(), self.port)
+        format!(
+            "{}://{USER}@127.0.0.1:{}/{database}",
+            self.options.product.scheme(),
+            self.port
+        )
     }
 
     pub fn product(&self) -> Product {
@@ -206,34 +271,67 @@ impl MariaDb {
     fn try_start(&mut self) -> Result<(), String> {
         assert!(self.child.is_none(), "the server runs already");
         let log = self.folder.path().join("server.log");
-        let file = fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .expect("a log");
         let product = self.options.product;
         let mut command = process::command(product.program());
         let _ = fs::remove_file(self.socket());
         match product {
-            Product::MariaDb => command.args(["--no-defaults", "--innodb-log-file-size=4M", "--aria-pagecache-buffer-size=1M"]),
-            Product::MySql => command.args(["--innodb-redo-log-capacity=16M", "--mysqlx=OFF", "--upgrade=NONE"]),
+            Product::MariaDb => command.args([
+                "--no-defaults",
+                "--innodb-log-file-size=4M",
+                "--aria-pagecache-buffer-size=1M",
+            ]),
+            Product::MySql => command.args([
+                "--innodb-redo-log-capacity=16M",
+                "--mysqlx=OFF",
+                "--upgrade=NONE",
+            ]),
         };
         command
             .args(runs_as())
-            .arg(format!("--datadir={}", self.folder.path().join("data").display()))
+            .arg(format!(
+                "--datadir={}",
+                self.folder.path().join("data").display()
+            ))
             // A starting server removes all temporary tables in its folder, another server's too.
             .arg(format!("--tmpdir={}", self.folder.path().display()))
             .arg(format!("--port={}", self.port))
             .arg(format!("--socket={}", self.socket().display()))
-            .arg(format!("--innodb-flush-log-at-trx-commit={}", if self.options.durable { 1 } else { 2 }))
-            .args(["--bind-address=127.0.0.1", "--skip-name-resolve", "--skip-log-bin", "--performance-schema=OFF"])
+            .arg(format!(
+                "--innodb-flush-log-at-trx-commit={}",
+                if self.options.durable { 1 } else { 2 }
+            ))
+            .args([
+                "--bind-address=127.0.0.1",
+                "--skip-name-resolve",
+                "--skip-log-bin",
+                "--performance-schema=OFF",
+            ])
             .args(["--innodb-buffer-pool-size=16M", "--innodb-use-native-aio=0"])
             .args(["--key-buffer-size=1M", "--table-open-cache=400"]);
         if let Some(files) = &self.certificates {
-            command.arg(format!("--ssl-cert={}", files.certificate.display())).arg(format!("--ssl-key={}", files.key.display()));
+            command
+                .arg(format!("--ssl-cert={}", files.certificate.display()))
+                .arg(format!("--ssl-key={}", files.key.display()));
             command.arg(format!("--ssl-ca={}", files.ca.display()));
         }
         if self.options.cluster {
             // No client connects to these ports; the first one is for other nodes.
             let [group, transfer] = [ports::free(), ports::free()];
-            command.args(["--wsrep-on=ON", "--wsrep-cluster-address=gcomm://", "--wsrep-node-address=127.0.0.1"]);
-            command.args(["--binlog-format=ROW", "--innodb-autoinc-lock-mode=2", "--wsrep-new-cluster"]);
+            command.args([
+                "--wsrep-on=ON",
+                "--wsrep-cluster-address=gcomm://",
+                "--wsrep-node-address=127.0.0.1",
+            ]);
+            command.args([
+                "--binlog-format=ROW",
+                "--innodb-autoinc-lock-mode=2",
+                "--wsrep-new-cluster",
+            ]);
             command.arg(format!("--wsrep-provider={GALERA}")).arg(format!(
                 "--wsrep-provider-options=base_host=127.0.0.1; gmcast.listen_addr=tcp://127.0.0.1:{group}; \
                  ist.recv_addr=127.0.0.1:{transfer}; gcache.size=1M"
@@ -243,11 +341,15 @@ impl MariaDb {
         for (name, value) in &self.options.environment {
             command.env(name, value);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(file);
         self.started = Instant::now();
         self.child = Some(process::start(command).expect("a server"));
         let began = Instant::now();
-        // The socket belongs to this server alone, so another server on the port can't be mistaken for it.
+        // The socket belongs to this server alone, so another server on the port can't be mistaken
+        // for it.
         while self.try_sql("mysql", "SELECT 1").is_err() {
             let log = || fs::read_to_string(&log).unwrap_or_default();
             if !procfs::alive(self.pid()) {
@@ -269,7 +371,8 @@ impl MariaDb {
     /// Returns the server's answer to statements in a database, all values as text, NULL as `NULL`.
     #[track_caller]
     pub fn sql(&self, database: &str, sql: &str) -> Vec<Vec<String>> {
-        self.try_sql(database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
+        self.try_sql(database, sql)
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
     /// Returns the first value of the answer.
@@ -286,7 +389,14 @@ impl MariaDb {
     pub fn keep(&self, database: &str, sql: &str) -> Kept {
         let mut command = process::command("mariadb");
         command
-            .args(["--no-defaults", "--batch", "--unbuffered", "--user", USER, "--socket"])
+            .args([
+                "--no-defaults",
+                "--batch",
+                "--unbuffered",
+                "--user",
+                USER,
+                "--socket",
+            ])
             .arg(self.socket())
             .args(["--database", database]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -294,8 +404,14 @@ impl MariaDb {
         let mut input = child.stdin.take().expect("its input");
         writeln!(input, "{sql};\nSELECT 'kept';").expect("statements");
         let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
-        assert!(lines.any(|line| line.is_ok_and(|line| line == "kept")), "{sql}");
-        Kept { child, _input: input }
+        assert!(
+            lines.any(|line| line.is_ok_and(|line| line == "kept")),
+            "{sql}"
+        );
+        Kept {
+            child,
+            _input: input,
+        }
     }
 
     /// Freezes the server: it stops answering, with all connections open.

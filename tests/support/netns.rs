@@ -1,6 +1,8 @@
-//! A separate network namespace: another host as far as the network goes, connected to this one by a cable that can be cut.
+//! A separate network namespace: another host as far as the network goes, connected to this one by
+//! a cable that can be cut.
 //!
-//! Unlike with a proxy, the kernel itself is silent: packets are lost without an error, and connections time out.
+//! Unlike with a proxy, the kernel itself is silent: packets are lost without an error, and
+//! connections time out.
 
 use std::{
     net::Ipv4Addr,
@@ -33,25 +35,46 @@ impl Netns {
         let name = format!("dlock-{pid}-{number}");
         let cable = format!("dl{}x{number}", pid % 1_000_000);
         let far = format!("dr{}x{number}", pid % 1_000_000);
-        // Each cable has a network of four addresses, in the range that is reserved for network tests.
+        // Each cable has a network of four addresses, in the range that is reserved for network
+        // tests.
         let place = (pid.wrapping_mul(97).wrapping_add(number) % 32_000) * 4;
         let base = u32::from(Ipv4Addr::new(198, 18, 0, 0)) + place;
         let (host, other) = (Ipv4Addr::from(base + 1), Ipv4Addr::from(base + 2));
         let made = Self { name, cable, host };
         // A killed process may have had this number, and left its namespace behind.
-        let _ = Command::new("ip").args(["netns", "del", &made.name]).output();
+        let _ = Command::new("ip")
+            .args(["netns", "del", &made.name])
+            .output();
         ip(&["netns", "add", &made.name]);
-        ip(&["link", "add", &made.cable, "type", "veth", "peer", "name", &far]);
+        ip(&[
+            "link",
+            "add",
+            &made.cable,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            &far,
+        ]);
         ip(&["link", "set", &far, "netns", &made.name]);
         ip(&["addr", "add", &format!("{host}/30"), "dev", &made.cable]);
         ip(&["link", "set", &made.cable, "up"]);
-        ip(&["-n", &made.name, "addr", "add", &format!("{other}/30"), "dev", &far]);
+        ip(&[
+            "-n",
+            &made.name,
+            "addr",
+            "add",
+            &format!("{other}/30"),
+            "dev",
+            &far,
+        ]);
         ip(&["-n", &made.name, "link", "set", &far, "up"]);
         ip(&["-n", &made.name, "link", "set", "lo", "up"]);
         Some(made)
     }
 
-    /// Returns the prefix of a command line that runs on the other host. The process id stays the same.
+    /// Returns the prefix of a command line that runs on the other host. The process id stays the
+    /// same.
     pub fn prefix(&self) -> [&str; 4] {
         ["ip", "netns", "exec", &self.name]
     }
@@ -69,13 +92,22 @@ impl Netns {
 
 impl Drop for Netns {
     fn drop(&mut self) {
-        let _ = Command::new("ip").args(["link", "del", &self.cable]).status();
-        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+        let _ = Command::new("ip")
+            .args(["link", "del", &self.cable])
+            .status();
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.name])
+            .status();
     }
 }
 
 #[track_caller]
 fn ip(args: &[&str]) {
     let output = Command::new("ip").args(args).output().expect("ip");
-    assert!(output.status.success(), "ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "ip {}: {}",
+        args.join(" "),
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

@@ -1,4 +1,5 @@
-//! A real PostgreSQL server: one for all cases that only need a database, and separate servers for faults.
+//! A real PostgreSQL server: one for all cases that only need a database, and separate servers for
+//! faults.
 
 use std::{
     fs,
@@ -25,7 +26,8 @@ pub struct Options {
     pub tls_names: Vec<&'static str>,
     /// Syncs its commits to the disk.
     pub durable: bool,
-    /// The method that asks every user except the tests' superuser for a password. `scram-sha-256` takes the unoptimized client a while.
+    /// The method that asks every user except the tests' superuser for a password. `scram-sha-256`
+    /// takes the unoptimized client a while.
     pub passwords: Option<&'static str>,
     /// Further settings, such as `max_connections=20`.
     pub settings: Vec<String>,
@@ -62,10 +64,21 @@ pub const USER: &str = "postgres";
 
 /// Returns the path of a PostgreSQL server program, which Debian keeps out of PATH.
 pub fn program(name: &str) -> Option<PathBuf> {
-    let versions = fs::read_dir("/usr/lib/postgresql").ok().into_iter().flatten().flatten();
+    let versions = fs::read_dir("/usr/lib/postgresql")
+        .ok()
+        .into_iter()
+        .flatten()
+        .flatten();
     let mut versions: Vec<_> = versions.map(|entry| entry.path()).collect();
-    versions.sort_by_key(|path| path.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok()));
-    let installed = versions.into_iter().rev().map(|path| path.join("bin").join(name)).find(|path| path.is_file());
+    versions.sort_by_key(|path| {
+        path.file_name()
+            .and_then(|name| name.to_str()?.parse::<u32>().ok())
+    });
+    let installed = versions
+        .into_iter()
+        .rev()
+        .map(|path| path.join("bin").join(name))
+        .find(|path| path.is_file());
     installed.or_else(|| super::find_program(name))
 }
 
@@ -74,7 +87,8 @@ pub fn missing() -> Option<String> {
     if program("postgres").is_none() || program("initdb").is_none() {
         return Some("postgres and initdb are not installed".into());
     }
-    (is_root() && !knows_user()).then(|| "the user postgres, without whom root can't run it, doesn't exist".into())
+    (is_root() && !knows_user())
+        .then(|| "the user postgres, without whom root can't run it, doesn't exist".into())
 }
 
 fn is_root() -> bool {
@@ -82,10 +96,12 @@ fn is_root() -> bool {
 }
 
 fn knows_user() -> bool {
-    fs::read_to_string("/etc/passwd").is_ok_and(|users| users.lines().any(|line| line.starts_with("postgres:")))
+    fs::read_to_string("/etc/passwd")
+        .is_ok_and(|users| users.lines().any(|line| line.starts_with("postgres:")))
 }
 
-/// Returns a command that runs as a user that may run a server, and is killed when this process ends.
+/// Returns a command that runs as a user that may run a server, and is killed when this process
+/// ends.
 fn command(name: &str) -> Command {
     as_user(&program(name).unwrap_or_else(|| panic!("{name} is not installed")))
 }
@@ -103,28 +119,49 @@ pub fn as_user(program: &Path) -> Command {
 /// Makes that user the folder's owner.
 pub fn give(path: &Path) {
     if is_root() {
-        let status = Command::new("chown").args(["-R", "postgres:"]).arg(path).status().expect("chown");
+        let status = Command::new("chown")
+            .args(["-R", "postgres:"])
+            .arg(path)
+            .status()
+            .expect("chown");
         assert!(status.success());
     }
 }
 
 fn run(command: Command, what: &str) {
     let ended = process::Process::collect(command).wait(Duration::from_secs(60));
-    assert!(ended.code() == 0, "{what}: {}{}", ended.stdout, ended.stderr);
+    assert!(
+        ended.code() == 0,
+        "{what}: {}{}",
+        ended.stdout,
+        ended.stderr
+    );
 }
 
-/// Copies a fresh data directory to `folder`. Creating one takes a second, so the original is kept in cargo's target folder.
+/// Copies a fresh data directory to `folder`. Creating one takes a second, so the original is kept
+/// in cargo's target folder.
 fn lay_out(folder: &Path) {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     let kept = MADE.get_or_init(|| {
-        let version = program("initdb").expect("initdb").display().to_string().replace('/', "-");
+        let version = program("initdb")
+            .expect("initdb")
+            .display()
+            .to_string()
+            .replace('/', "-");
         let kept = super::kept().join(format!("postgres{version}"));
         if !kept.exists() {
             let folder = super::folder();
             give(folder.path());
             let mut initdb = command("initdb");
             initdb.arg("--pgdata").arg(folder.path().join("data"));
-            initdb.args(["--auth=trust", "--username", USER, "--no-sync", "--encoding=UTF8", "--locale=C"]);
+            initdb.args([
+                "--auth=trust",
+                "--username",
+                USER,
+                "--no-sync",
+                "--encoding=UTF8",
+                "--locale=C",
+            ]);
             run(initdb, "initdb");
             let aside = kept.with_extension(std::process::id().to_string());
             copy(&folder.path().join("data"), &aside);
@@ -152,17 +189,27 @@ impl Postgres {
     pub fn with(options: Options) -> Self {
         let folder = super::folder();
         lay_out(folder.path());
-        let certificates = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
+        let certificates = (!options.tls_names.is_empty())
+            .then(|| Certificates::make(folder.path(), &options.tls_names));
         if let Some(files) = &certificates {
             use std::os::unix::fs::PermissionsExt as _;
-            fs::set_permissions(&files.key, fs::Permissions::from_mode(0o600)).expect("the key's mode");
+            fs::set_permissions(&files.key, fs::Permissions::from_mode(0o600))
+                .expect("the key's mode");
         }
         if let Some(method) = options.passwords {
-            let rules = format!("local all all trust\nhost all {USER} 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 {method}\n");
+            let rules = format!(
+                "local all all trust\nhost all {USER} 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 {method}\n"
+            );
             fs::write(folder.path().join("data/pg_hba.conf"), rules).expect("pg_hba.conf");
         }
         give(folder.path());
-        let mut server = Self { port: ports::free(), certificates, options, folder, child: None };
+        let mut server = Self {
+            port: ports::free(),
+            certificates,
+            options,
+            folder,
+            child: None,
+        };
         // Another process may take the port before the server does.
         for _ in 0..5 {
             match server.try_start() {
@@ -208,10 +255,20 @@ impl Postgres {
     fn try_start(&mut self) -> Result<(), String> {
         assert!(self.child.is_none(), "the server runs already");
         let log = self.folder.path().join("server.log");
-        let file = fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
-        // `env` sets the variables as the server's user: a preloaded library must not open its files as root.
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .expect("a log");
+        // `env` sets the variables as the server's user: a preloaded library must not open its
+        // files as root.
         let mut command = as_user(&super::find_program("env").expect("env, of coreutils"));
-        command.args(self.options.environment.iter().map(|(name, value)| format!("{name}={value}")));
+        command.args(
+            self.options
+                .environment
+                .iter()
+                .map(|(name, value)| format!("{name}={value}")),
+        );
         command.arg(program("postgres").expect("postgres"));
         let folder = self.folder.path().display();
         let mut settings = vec![
@@ -235,7 +292,10 @@ impl Postgres {
         for setting in &settings {
             command.args(["-c", setting]);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(file);
         self.child = Some(process::start(command).expect("postgres"));
         let began = Instant::now();
         while !self.answers() {
@@ -265,7 +325,8 @@ impl Postgres {
     /// Returns the server's answer to statements in a database, all values as text.
     #[track_caller]
     pub fn sql(&self, database: &str, sql: &str) -> Vec<Vec<Option<String>>> {
-        self.try_sql(database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
+        self.try_sql(database, sql)
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
     /// Returns the first value of the answer.
@@ -275,36 +336,57 @@ impl Postgres {
     }
 
     pub fn try_sql(&self, database: &str, sql: &str) -> Result<Vec<Vec<Option<String>>>, String> {
-        let settings = format!("host=127.0.0.1 port={} user={USER} dbname={database} application_name=test", self.port);
+        let settings = format!(
+            "host=127.0.0.1 port={} user={USER} dbname={database} application_name=test",
+            self.port
+        );
         // A separate runtime, since this function is called from within others.
         let work = || -> Result<_, tokio_postgres::Error> {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
             runtime.block_on(async {
                 let (client, connection) = tokio_postgres::connect(&settings, NoTls).await?;
                 tokio::spawn(connection);
                 let mut rows = Vec::new();
                 for message in client.simple_query(sql).await? {
                     if let SimpleQueryMessage::Row(row) = message {
-                        rows.push((0..row.len()).map(|at| row.get(at).map(str::to_owned)).collect());
+                        rows.push(
+                            (0..row.len())
+                                .map(|at| row.get(at).map(str::to_owned))
+                                .collect(),
+                        );
                     }
                 }
                 Ok(rows)
             })
         };
-        thread::scope(|scope| scope.spawn(work).join().expect("no panic"))
-            .map_err(|error| error.as_db_error().map_or_else(|| error.to_string(), ToString::to_string))
+        thread::scope(|scope| scope.spawn(work).join().expect("no panic")).map_err(|error| {
+            error
+                .as_db_error()
+                .map_or_else(|| error.to_string(), ToString::to_string)
+        })
     }
 
     /// Returns a session that has run these statements, and lasts until it is dropped.
     pub fn keep(&self, database: &str, sql: &str) -> Kept {
-        let settings = format!("host=127.0.0.1 port={} user={USER} dbname={database} application_name=test", self.port);
+        let settings = format!(
+            "host=127.0.0.1 port={} user={USER} dbname={database} application_name=test",
+            self.port
+        );
         let sql = sql.to_owned();
         let (ready, done) = std::sync::mpsc::channel();
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let thread = thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
             runtime.block_on(async {
-                let (client, connection) = tokio_postgres::connect(&settings, NoTls).await.expect("a connection");
+                let (client, connection) = tokio_postgres::connect(&settings, NoTls)
+                    .await
+                    .expect("a connection");
                 tokio::spawn(connection);
                 client.batch_execute(&sql).await.expect("statements");
                 ready.send(()).expect("the caller waits");
@@ -312,7 +394,10 @@ impl Postgres {
             });
         });
         done.recv().expect("the session");
-        Kept { end: Some(end), thread: Some(thread) }
+        Kept {
+            end: Some(end),
+            thread: Some(thread),
+        }
     }
 
     /// Returns the server's processes.
@@ -343,7 +428,11 @@ impl Postgres {
                 process::signal(pid, Signal::KILL);
             }
             let _ = child.wait();
-            super::must("the server's processes are gone", Duration::from_secs(10), || rest.iter().all(|stat| !procfs::alive(stat.pid)));
+            super::must(
+                "the server's processes are gone",
+                Duration::from_secs(10),
+                || rest.iter().all(|stat| !procfs::alive(stat.pid)),
+            );
         }
     }
 
@@ -352,7 +441,9 @@ impl Postgres {
         if let Some(mut child) = self.child.take() {
             // A clean shutdown, so that the data on disk is complete.
             process::signal(child.id(), Signal::INT);
-            super::must("the server ends", Duration::from_secs(20), || matches!(child.try_wait(), Ok(Some(_))));
+            super::must("the server ends", Duration::from_secs(20), || {
+                matches!(child.try_wait(), Ok(Some(_)))
+            });
         }
         fs::write(self.folder.path().join("data/standby.signal"), "").expect("a file");
         give(self.folder.path());
@@ -381,7 +472,9 @@ impl Drop for Postgres {
             // An immediate shutdown, which leaves no shared memory behind.
             process::signal(child.id(), Signal::CONT);
             process::signal(child.id(), Signal::QUIT);
-            super::eventually(Duration::from_secs(5), || matches!(child.try_wait(), Ok(Some(_))));
+            super::eventually(Duration::from_secs(5), || {
+                matches!(child.try_wait(), Ok(Some(_)))
+            });
         }
         self.kill();
     }

@@ -22,7 +22,8 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     let setpriv = super::find_program("setpriv").expect("setpriv, of util-linux");
     let program = program.as_ref();
     let path = if Path::new(program).components().count() == 1 {
-        super::find_program(program.to_str().expect("a name in UTF-8")).unwrap_or_else(|| panic!("{} is not installed", program.display()))
+        super::find_program(program.to_str().expect("a name in UTF-8"))
+            .unwrap_or_else(|| panic!("{} is not installed", program.display()))
     } else {
         program.into()
     };
@@ -47,7 +48,11 @@ pub fn start(command: Command) -> io::Result<Child> {
         Mutex::new(send)
     });
     let (send, reply) = mpsc::channel();
-    starter.lock().expect("the starter").send((command, send)).expect("the starter's thread");
+    starter
+        .lock()
+        .expect("the starter")
+        .send((command, send))
+        .expect("the starter's thread");
     reply.recv().expect("the starter's answer")
 }
 
@@ -64,7 +69,9 @@ pub struct Ended {
 impl Ended {
     /// Returns the exit status, with 128+N for a signal, as a shell does.
     pub fn code(&self) -> i32 {
-        self.status.code().unwrap_or_else(|| 128 + self.status.signal().unwrap_or_default())
+        self.status
+            .code()
+            .unwrap_or_else(|| 128 + self.status.signal().unwrap_or_default())
     }
 }
 
@@ -100,8 +107,17 @@ impl Process {
         let what = format!("{command:?}");
         let started = Instant::now();
         let mut child = start(command).unwrap_or_else(|error| panic!("{what}: {error}"));
-        let (stdout, stderr) = (child.stdout.take().map(collect), child.stderr.take().map(collect));
-        Self { child, started, stdout, stderr, what }
+        let (stdout, stderr) = (
+            child.stdout.take().map(collect),
+            child.stderr.take().map(collect),
+        );
+        Self {
+            child,
+            started,
+            stdout,
+            stderr,
+            what,
+        }
     }
 
     pub fn pid(&self) -> u32 {
@@ -126,35 +142,49 @@ impl Process {
     /// Sends a signal to the process group that this process leads.
     #[track_caller]
     pub fn signal_group(&self, signal: Signal) {
-        kill_process_group(self.id(), signal).unwrap_or_else(|error| panic!("{}: {error}", self.what));
+        kill_process_group(self.id(), signal)
+            .unwrap_or_else(|error| panic!("{}: {error}", self.what));
     }
 
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("wait").is_some()
     }
 
-    /// Waits for the end. Fails the test after `limit`, later on a busy machine, and shows the process tree.
+    /// Waits for the end. Fails the test after `limit`, later on a busy machine, and shows the
+    /// process tree.
     #[track_caller]
     pub fn wait(mut self, limit: Duration) -> Ended {
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("wait") {
                 break status;
             }
-            if self.started.elapsed() >= limit && self.started.elapsed() >= super::stretched(limit) {
+            if self.started.elapsed() >= limit && self.started.elapsed() >= super::stretched(limit)
+            {
                 let tree = procfs::descendants(self.pid());
                 let _ = self.child.kill();
-                panic!("{} is not done after {:?}; below it: {tree:?}", self.what, self.started.elapsed());
+                panic!(
+                    "{} is not done after {:?}; below it: {tree:?}",
+                    self.what,
+                    self.started.elapsed()
+                );
             }
             thread::sleep(Duration::from_millis(1));
         };
         let took = self.started.elapsed();
-        Ended { status, stdout: finish(self.stdout.take()), stderr: finish(self.stderr.take()), took }
+        Ended {
+            status,
+            stdout: finish(self.stdout.take()),
+            stderr: finish(self.stderr.take()),
+            took,
+        }
     }
 }
 
 /// Returns the output, after waiting briefly for other processes that inherited the pipe.
 fn finish(reader: Option<JoinHandle<Vec<u8>>>) -> String {
-    let Some(reader) = reader else { return String::new() };
+    let Some(reader) = reader else {
+        return String::new();
+    };
     if !super::eventually(Duration::from_secs(2), || reader.is_finished()) {
         return "(somebody still holds this output open)".into();
     }

@@ -36,13 +36,20 @@ pub fn alive(pid: u32) -> bool {
 
 /// Returns all processes except zombies.
 pub fn all() -> Vec<Stat> {
-    let pids = fs::read_dir("/proc").expect("/proc").filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    pids.filter_map(stat).filter(|stat| !matches!(stat.state, 'Z' | 'X')).collect()
+    let pids = fs::read_dir("/proc")
+        .expect("/proc")
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter_map(stat)
+        .filter(|stat| !matches!(stat.state, 'Z' | 'X'))
+        .collect()
 }
 
 /// Returns the living children of a process.
 pub fn children(pid: u32) -> Vec<Stat> {
-    all().into_iter().filter(|stat| stat.parent == pid).collect()
+    all()
+        .into_iter()
+        .filter(|stat| stat.parent == pid)
+        .collect()
 }
 
 /// Returns all living descendants of a process.
@@ -61,27 +68,40 @@ pub fn descendants(pid: u32) -> Vec<Stat> {
     found
 }
 
-/// Returns all living processes with `tag` in their command line or environment, wherever in the tree.
+/// Returns all living processes with `tag` in their command line or environment, wherever in the
+/// tree.
 ///
 /// An undumpable process hides its environment from other users, but not its command line.
 pub fn tagged(tag: &str) -> Vec<Stat> {
     let has = |pid: u32, file: &str| {
         let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        bytes.windows(tag.len()).any(|window| window == tag.as_bytes())
+        bytes
+            .windows(tag.len())
+            .any(|window| window == tag.as_bytes())
     };
     let own = std::process::id();
-    all().into_iter().filter(|stat| stat.pid != own && (has(stat.pid, "cmdline") || has(stat.pid, "environ"))).collect()
+    all()
+        .into_iter()
+        .filter(|stat| stat.pid != own && (has(stat.pid, "cmdline") || has(stat.pid, "environ")))
+        .collect()
 }
 
 /// Returns the peak resident memory of the process, in KiB.
 pub fn peak_rss_kib(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix(" kB")?.parse().ok()
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?
+        .trim()
+        .strip_suffix(" kB")?
+        .parse()
+        .ok()
 }
 
 /// Returns the resident memory of the process, in KiB; 0 if the process is gone.
 pub fn rss_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or_default()
+    line.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok())
+        .unwrap_or_default()
 }

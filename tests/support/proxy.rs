@@ -1,6 +1,7 @@
 //! A TCP proxy between a client and its server, which injects faults on command.
 //!
-//! Each read from the client counts as one request: clients here send a request, then wait for the answer.
+//! Each read from the client counts as one request: clients here send a request, then wait for the
+//! answer.
 
 use std::{
     collections::HashMap,
@@ -16,7 +17,8 @@ use std::{
 
 use super::ports;
 
-/// Makes the kernel notice within ten seconds that a client's host has lost the connection, as a server behind no proxy would.
+/// Makes the kernel notice within ten seconds that a client's host has lost the connection, as a
+/// server behind no proxy would.
 fn keep_alive(client: &TcpStream) -> rustix::io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(client, true)?;
@@ -43,7 +45,8 @@ pub enum Fault {
     CutBefore,
     /// The server answers, and the connection is cut instead of delivering the answer.
     CutAfter,
-    /// The server answers, but neither that answer nor any later data on this connection is delivered.
+    /// The server answers, but neither that answer nor any later data on this connection is
+    /// delivered.
     Swallow,
     /// The request reaches the server after this delay.
     Late(Duration),
@@ -53,8 +56,8 @@ pub enum Fault {
     LateReply(Duration),
     /// The end of this connection reaches the server after this delay.
     LateEnd(Duration),
-    /// The server sees the request. From then on nothing passes on any connection that is open now, not even its end, as behind a firewall
-    /// that has forgotten its connections.
+    /// The server sees the request. From then on nothing passes on any connection that is open now,
+    /// not even its end, as behind a firewall that has forgotten its connections.
     Forget,
 }
 
@@ -101,15 +104,24 @@ impl Proxy {
 
     /// Like [`Proxy::to`], but listens on another address of this host.
     pub fn at(host: Ipv4Addr, target: u16) -> Self {
-        let mut proxy =
-            Self { host, port: ports::free(), target: (Ipv4Addr::LOCALHOST, target).into(), shared: Arc::default(), listener: None };
+        let mut proxy = Self {
+            host,
+            port: ports::free(),
+            target: (Ipv4Addr::LOCALHOST, target).into(),
+            shared: Arc::default(),
+            listener: None,
+        };
         proxy.listen();
         proxy
     }
 
     fn listen(&mut self) {
         let listener = bind((self.host, self.port));
-        let (accepting, shared, target) = (listener.try_clone().expect("a listener"), Arc::clone(&self.shared), self.target);
+        let (accepting, shared, target) = (
+            listener.try_clone().expect("a listener"),
+            Arc::clone(&self.shared),
+            self.target,
+        );
         thread::spawn(move || {
             // Ends when `unlisten` shuts the socket down.
             while let Ok((client, _)) = accepting.accept() {
@@ -177,17 +189,24 @@ impl Proxy {
         self.shared.traps.lock().expect("traps").clear();
     }
 
-    /// Sets a trap for the next request that contains `needle`; an empty `needle` matches any request.
+    /// Sets a trap for the next request that contains `needle`; an empty `needle` matches any
+    /// request.
     pub fn trap(&self, needle: impl AsRef<[u8]>, fault: Fault) {
         self.trap_nth(needle, 0, 1, fault);
     }
 
     /// Sets a trap for `times` requests that contain `needle`, after letting `skip` of them pass.
     pub fn trap_nth(&self, needle: impl AsRef<[u8]>, skip: usize, times: usize, fault: Fault) {
-        self.shared.traps.lock().expect("traps").push(Trap { needle: needle.as_ref().to_vec(), skip, times, fault });
+        self.shared.traps.lock().expect("traps").push(Trap {
+            needle: needle.as_ref().to_vec(),
+            skip,
+            times,
+            fault,
+        });
     }
 
-    /// Returns how many requests fell into a trap, so that a test can check that its faults happened.
+    /// Returns how many requests fell into a trap, so that a test can check that its faults
+    /// happened.
     pub fn sprung(&self) -> usize {
         self.shared.sprung.load(Ordering::SeqCst)
     }
@@ -202,7 +221,10 @@ impl Proxy {
 
     /// Returns the bytes sent to the server and received from it.
     pub fn bytes(&self) -> (u64, u64) {
-        (self.shared.up.load(Ordering::SeqCst), self.shared.down.load(Ordering::SeqCst))
+        (
+            self.shared.up.load(Ordering::SeqCst),
+            self.shared.down.load(Ordering::SeqCst),
+        )
     }
 }
 
@@ -223,7 +245,8 @@ impl Shared {
     }
 
     fn forget(&self) {
-        self.known.store(self.connections.load(Ordering::SeqCst), Ordering::SeqCst);
+        self.known
+            .store(self.connections.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
     fn is_forgotten(&self, id: u64) -> bool {
@@ -235,8 +258,14 @@ impl Shared {
         let Ok(server) = TcpStream::connect(target) else {
             return; // dropping `client` closes the connection, as a dead server would
         };
-        let (Ok(client2), Ok(server2)) = (client.try_clone(), server.try_clone()) else { return };
-        let _ = (client.set_nodelay(true), server.set_nodelay(true), keep_alive(&client));
+        let (Ok(client2), Ok(server2)) = (client.try_clone(), server.try_clone()) else {
+            return;
+        };
+        let _ = (
+            client.set_nodelay(true),
+            server.set_nodelay(true),
+            keep_alive(&client),
+        );
         if let (Ok(c), Ok(s)) = (client.try_clone(), server.try_clone()) {
             self.open.lock().expect("open").insert(id, (c, s));
         }
@@ -257,7 +286,12 @@ impl Shared {
             return None;
         }
         let mut traps = self.traps.lock().expect("traps");
-        let matches = |trap: &Trap| trap.needle.is_empty() || request.windows(trap.needle.len()).any(|part| part == trap.needle);
+        let matches = |trap: &Trap| {
+            trap.needle.is_empty()
+                || request
+                    .windows(trap.needle.len())
+                    .any(|part| part == trap.needle)
+        };
         let at = traps.iter().position(matches)?;
         let trap = &mut traps[at];
         if trap.skip > 0 {
@@ -319,12 +353,23 @@ impl Shared {
                 Ok(n) if n > 0 => n,
                 _ => break,
             };
-            let fault = if is_housekeeping(&buffer[..n]) { None } else { pending.0.lock().expect("pending").take() };
+            let fault = if is_housekeeping(&buffer[..n]) {
+                None
+            } else {
+                pending.0.lock().expect("pending").take()
+            };
             match fault {
                 Some(Fault::CutAfter) => break,
                 Some(Fault::Swallow) => swallowing = true,
                 Some(Fault::LateReply(by)) => thread::sleep(by),
-                Some(Fault::CutBefore | Fault::Late(_) | Fault::Orphan(_) | Fault::LateEnd(_) | Fault::Forget) | None => {}
+                Some(
+                    Fault::CutBefore
+                    | Fault::Late(_)
+                    | Fault::Orphan(_)
+                    | Fault::LateEnd(_)
+                    | Fault::Forget,
+                )
+                | None => {}
             }
             if swallowing || self.mode() == Mode::BlackHole || self.is_forgotten(id) {
                 continue;
@@ -371,13 +416,16 @@ fn bind(address: (Ipv4Addr, u16)) -> TcpListener {
     TcpListener::bind(address).expect("the proxy's port")
 }
 
-/// Returns whether these bytes contain only HTTP/2 frames that answer no request: SETTINGS, PING, WINDOW_UPDATE.
+/// Returns whether these bytes contain only HTTP/2 frames that answer no request: SETTINGS, PING,
+/// WINDOW_UPDATE.
 fn is_housekeeping(mut bytes: &[u8]) -> bool {
     if bytes.is_empty() {
         return false;
     }
     while !bytes.is_empty() {
-        let Some((&[a, b, c, kind, flags, ..], _)) = bytes.split_first_chunk::<9>() else { return false };
+        let Some((&[a, b, c, kind, flags, ..], _)) = bytes.split_first_chunk::<9>() else {
+            return false;
+        };
         let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
         let fits = match kind {
             4 => length % 6 == 0 && (length > 0 || flags == 1),
@@ -385,7 +433,9 @@ fn is_housekeeping(mut bytes: &[u8]) -> bool {
             8 => length == 4,
             _ => false,
         };
-        let Some(rest) = bytes.get(9 + length..).filter(|_| fits) else { return false };
+        let Some(rest) = bytes.get(9 + length..).filter(|_| fits) else {
+            return false;
+        };
         bytes = rest;
     }
     true

@@ -1,6 +1,8 @@
-//! Measures stalls of this machine: a thread sleeps repeatedly, and records how much too long each sleep took.
+//! Measures stalls of this machine: a thread sleeps repeatedly, and records how much too long each
+//! sleep took.
 //!
-//! The kernel's pressure data is an average, and does not include a virtual machine's stalls on a busy host.
+//! The kernel's pressure data is an average, and does not include a virtual machine's stalls on a
+//! busy host.
 
 use std::{
     sync::{LazyLock, Mutex, PoisonError},
@@ -30,5 +32,10 @@ fn beat() {
 
 /// Returns the longest delay of the last seconds.
 pub fn worst() -> Duration {
-    LATE.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(_, late)| *late).max().unwrap_or_default()
+    LATE.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .iter()
+        .map(|(_, late)| *late)
+        .max()
+        .unwrap_or_default()
 }

@@ -67,15 +67,31 @@ impl Redis {
     }
 
     pub fn durable() -> Self {
-        Self::with(Options { durable: true, ..Options::default() })
+        Self::with(Options {
+            durable: true,
+            ..Options::default()
+        })
     }
 
     pub fn with(options: Options) -> Self {
         let folder = super::folder();
-        let made = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
+        let made = (!options.tls_names.is_empty())
+            .then(|| Certificates::make(folder.path(), &options.tls_names));
         let certificates = options.certificates.clone().or(made);
-        let tls_port = if certificates.is_some() { ports::free() } else { 0 };
-        let mut server = Self { port: ports::free(), tls_port, certificates, options, folder, child: None, frozen: AtomicBool::new(false) };
+        let tls_port = if certificates.is_some() {
+            ports::free()
+        } else {
+            0
+        };
+        let mut server = Self {
+            port: ports::free(),
+            tls_port,
+            certificates,
+            options,
+            folder,
+            child: None,
+            frozen: AtomicBool::new(false),
+        };
         // Another process may take the port before the server does.
         for _ in 0..5 {
             match server.try_start() {
@@ -116,7 +132,11 @@ impl Redis {
             self.folder.path().display(),
             self.folder.path().join("redis.log").display(),
         );
-        let durable = if self.options.durable { "appendonly yes\nappendfsync always\n" } else { "appendonly no\n" };
+        let durable = if self.options.durable {
+            "appendonly yes\nappendfsync always\n"
+        } else {
+            "appendonly no\n"
+        };
         text.push_str(durable);
         if self.options.unix_socket {
             let _ = writeln!(text, "unixsocket {}", self.socket().display());
@@ -166,7 +186,8 @@ impl Redis {
         self.child = Some(process::start(command).expect("redis-server"));
         let began = Instant::now();
         while !self.answers() {
-            let log = || fs::read_to_string(self.folder.path().join("redis.log")).unwrap_or_default();
+            let log =
+                || fs::read_to_string(self.folder.path().join("redis.log")).unwrap_or_default();
             if !procfs::alive(self.pid()) {
                 return Err(format!("redis-server ended:\n{}", log()));
             }
@@ -178,11 +199,19 @@ impl Redis {
         Ok(())
     }
 
-    /// Returns whether this server, and not another test's, answers on its port, and has loaded its data.
+    /// Returns whether this server, and not another test's, answers on its port, and has loaded its
+    /// data.
     fn answers(&self) -> bool {
-        let info = |mut to| redis::cmd("INFO").arg("server").arg("persistence").query::<String>(&mut to);
+        let info = |mut to| {
+            redis::cmd("INFO")
+                .arg("server")
+                .arg("persistence")
+                .query::<String>(&mut to)
+        };
         let pid = format!("process_id:{}\r", self.pid());
-        self.try_connect(Duration::from_millis(500)).and_then(info).is_ok_and(|text| text.contains(&pid) && !text.contains("loading:1"))
+        self.try_connect(Duration::from_millis(500))
+            .and_then(info)
+            .is_ok_and(|text| text.contains(&pid) && !text.contains("loading:1"))
     }
 
     fn try_connect(&self, limit: Duration) -> redis::RedisResult<Connection> {
@@ -190,7 +219,9 @@ impl Redis {
         if let Some(password) = self.options.password {
             settings = settings.set_password(password);
         }
-        let info: ConnectionInfo = ConnectionAddr::Tcp("127.0.0.1".into(), self.port).into_connection_info()?.set_redis_settings(settings);
+        let info: ConnectionInfo = ConnectionAddr::Tcp("127.0.0.1".into(), self.port)
+            .into_connection_info()?
+            .set_redis_settings(settings);
         let connection = redis::Client::open(info)?.get_connection_with_timeout(limit)?;
         connection.set_read_timeout(Some(Duration::from_secs(5)))?;
         Ok(connection)
@@ -198,7 +229,8 @@ impl Redis {
 
     /// Returns a connection of the test that bypasses any proxy.
     pub fn connect(&self) -> Connection {
-        self.try_connect(Duration::from_secs(2)).expect("a connection to the server")
+        self.try_connect(Duration::from_secs(2))
+            .expect("a connection to the server")
     }
 
     /// Returns the server's answer to a command, given as words.
@@ -219,24 +251,33 @@ impl Redis {
 
     /// Returns all keys with their remaining life in ms; −1 without an expiry.
     pub fn keys(&self) -> Vec<(String, i64)> {
-        let names: Vec<String> = redis::from_redis_value(self.command(&["KEYS", "*"])).expect("KEYS");
+        let names: Vec<String> =
+            redis::from_redis_value(self.command(&["KEYS", "*"])).expect("KEYS");
         let left = |name: String| {
             let ms = self.int(&["PTTL", &name]);
             (name, ms)
         };
         // −2: the key expired between the two commands.
-        let mut keys: Vec<_> = names.into_iter().map(left).filter(|(_, ms)| *ms != -2).collect();
+        let mut keys: Vec<_> = names
+            .into_iter()
+            .map(left)
+            .filter(|(_, ms)| *ms != -2)
+            .collect();
         keys.sort();
         keys
     }
 
-    /// Returns how often each command was called since `CONFIG RESETSTAT`, calls from scripts included.
+    /// Returns how often each command was called since `CONFIG RESETSTAT`, calls from scripts
+    /// included.
     pub fn calls(&self) -> Vec<(String, u64)> {
         let parse = |line: &str| {
             let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
             Some((name.to_owned(), rest.split(',').next()?.parse().ok()?))
         };
-        self.text(&["INFO", "commandstats"]).lines().filter_map(parse).collect()
+        self.text(&["INFO", "commandstats"])
+            .lines()
+            .filter_map(parse)
+            .collect()
     }
 
     /// Freezes the server: it stops answering, with all connections open.
@@ -270,7 +311,11 @@ impl Redis {
         self.kill();
         for name in ["appendonlydir", "dump.rdb"] {
             let path = self.folder.path().join(name);
-            let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+            let _ = if path.is_dir() {
+                fs::remove_dir_all(path)
+            } else {
+                fs::remove_file(path)
+            };
         }
         self.start();
     }

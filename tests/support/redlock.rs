@@ -30,7 +30,9 @@ impl Nodes {
 
 /// Returns the URL of the servers through these proxies.
 pub fn through(proxies: &[Proxy]) -> String {
-    url(proxies.iter().map(|proxy| format!("{}:{}", proxy.host, proxy.port)))
+    url(proxies
+        .iter()
+        .map(|proxy| format!("{}:{}", proxy.host, proxy.port)))
 }
 
 fn url(places: impl Iterator<Item = String>) -> String {

@@ -1,4 +1,5 @@
-//! A small TCP switch: a fixed address that leads to one server now and to another one later, as a failover behind one name does.
+//! A small TCP switch: a fixed address that leads to one server now and to another one later, as a
+//! failover behind one name does.
 
 use std::{
     io,
@@ -35,7 +36,10 @@ impl Switch {
     /// As [`Switch::to`], at another address.
     pub fn at((host, port): (IpAddr, u16), target: u16) -> Self {
         let listener = TcpListener::bind((host, port)).expect("a free port");
-        let state = Arc::new(State { target: target.into(), ..State::default() });
+        let state = Arc::new(State {
+            target: target.into(),
+            ..State::default()
+        });
         let shared = Arc::clone(&state);
         thread::spawn(move || {
             while let Ok((client, _)) = listener.accept() {
@@ -55,7 +59,13 @@ impl Switch {
 
     /// Cuts all open connections.
     pub fn cut(&self) {
-        for stream in self.state.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for stream in self
+            .state
+            .open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+        {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -72,11 +82,19 @@ impl Drop for Switch {
 
 impl State {
     fn serve(&self, client: &TcpStream) {
-        let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, self.target.load(Ordering::SeqCst))) else { return };
+        let Ok(server) =
+            TcpStream::connect((Ipv4Addr::LOCALHOST, self.target.load(Ordering::SeqCst)))
+        else {
+            return;
+        };
         let _ = (client.set_nodelay(true), server.set_nodelay(true));
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         for (from, to) in [(client, &server), (&server, client)] {
-            let (Ok(mut from), Ok(mut to), Ok(kept)) = (from.try_clone(), to.try_clone(), from.try_clone()) else { return };
+            let (Ok(mut from), Ok(mut to), Ok(kept)) =
+                (from.try_clone(), to.try_clone(), from.try_clone())
+            else {
+                return;
+            };
             open.push(kept);
             thread::spawn(move || {
                 let _ = io::copy(&mut from, &mut to);

@@ -1,5 +1,6 @@
-//! A small server that answers as Tair does, for machines without Tair: only the commands that dlock sends, with the replies and the
-//! pitfalls that were measured on the real module. If `DLOCK_TEST_TAIRSTRING_MODULE` names that module, Redis runs with it instead.
+//! A small server that answers as Tair does, for machines without Tair: only the commands that
+//! dlock sends, with the replies and the pitfalls that were measured on the real module. If
+//! `DLOCK_TEST_TAIRSTRING_MODULE` names that module, Redis runs with it instead.
 
 mod commands;
 
@@ -31,7 +32,11 @@ impl Tair {
         match std::env::var("DLOCK_TEST_TAIRSTRING_MODULE") {
             Ok(module) if !module.is_empty() => {
                 let config = vec![format!("loadmodule {module}")];
-                Self::Real(Box::new(redis::Redis::with(redis::Options { config, durable: true, ..Default::default() })))
+                Self::Real(Box::new(redis::Redis::with(redis::Options {
+                    config,
+                    durable: true,
+                    ..Default::default()
+                })))
             }
             _ => Self::Double(Double::start()),
         }
@@ -46,16 +51,33 @@ impl Tair {
 
     /// Returns the server's answer to a command, given as words.
     pub fn command(&self, words: &[&str]) -> ::redis::Value {
-        let client = ::redis::Client::open(format!("redis://127.0.0.1:{}/?protocol=resp2", self.port())).expect("a URL");
-        super::redis::answer(words, || client.get_connection_with_timeout(Duration::from_secs(2)).expect("a connection"))
+        let client =
+            ::redis::Client::open(format!("redis://127.0.0.1:{}/?protocol=resp2", self.port()))
+                .expect("a URL");
+        super::redis::answer(words, || {
+            client
+                .get_connection_with_timeout(Duration::from_secs(2))
+                .expect("a connection")
+        })
     }
 
     /// Returns all keys with their remaining life in ms; −1 without an expiry.
     pub fn keys(&self) -> Vec<(String, i64)> {
         let found: (String, Vec<String>) =
-            ::redis::from_redis_value(self.command(&["SCAN", "0", "MATCH", "*", "COUNT", "1000"])).expect("keys");
-        let left = |name: String| (name.clone(), ::redis::from_redis_value(self.command(&["PTTL", &name])).expect("a number"));
-        let mut keys: Vec<_> = found.1.into_iter().map(left).filter(|(_, ms)| *ms != -2).collect();
+            ::redis::from_redis_value(self.command(&["SCAN", "0", "MATCH", "*", "COUNT", "1000"]))
+                .expect("keys");
+        let left = |name: String| {
+            (
+                name.clone(),
+                ::redis::from_redis_value(self.command(&["PTTL", &name])).expect("a number"),
+            )
+        };
+        let mut keys: Vec<_> = found
+            .1
+            .into_iter()
+            .map(left)
+            .filter(|(_, ms)| *ms != -2)
+            .collect();
         keys.sort();
         keys
     }
@@ -136,19 +158,27 @@ impl Double {
             Some((port, TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?))
         });
         let (port, listener) = bound.expect("a free port");
-        let mut double = Self { port, shared: Arc::default(), running: None };
+        let mut double = Self {
+            port,
+            shared: Arc::default(),
+            running: None,
+        };
         double.listen(listener);
         double
     }
 
     fn listen_again(&mut self) {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, self.port)).expect("the server's port");
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, self.port)).expect("the server's port");
         self.listen(listener);
     }
 
     fn listen(&mut self, listener: TcpListener) {
         self.shared.set(State::Running);
-        let (accepting, shared) = (listener.try_clone().expect("a listener"), Arc::clone(&self.shared));
+        let (accepting, shared) = (
+            listener.try_clone().expect("a listener"),
+            Arc::clone(&self.shared),
+        );
         self.running = Some((listener, thread::spawn(move || shared.serve(&accepting))));
     }
 
@@ -172,9 +202,16 @@ impl Drop for Double {
 fn parse(buffer: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
     // Returns the number after a mark, and the end of its line.
     let line = |at: usize, mark: u8| {
-        let end = at + buffer.get(at..)?.windows(2).position(|two| two == b"\r\n")?;
+        let end = at
+            + buffer
+                .get(at..)?
+                .windows(2)
+                .position(|two| two == b"\r\n")?;
         assert_eq!(buffer[at], mark, "not the protocol");
-        let number: usize = std::str::from_utf8(&buffer[at + 1..end]).expect("a number").parse().expect("a number");
+        let number: usize = std::str::from_utf8(&buffer[at + 1..end])
+            .expect("a number")
+            .parse()
+            .expect("a number");
         Some((number, end + 2))
     };
     let (count, mut at) = line(0, b'*')?;
@@ -200,23 +237,37 @@ impl Shared {
     /// Returns whether the server runs, once it is not frozen.
     fn runs(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = self.changed.wait_while(state, |state| *state == State::Frozen).unwrap_or_else(PoisonError::into_inner);
+        let state = self
+            .changed
+            .wait_while(state, |state| *state == State::Frozen)
+            .unwrap_or_else(PoisonError::into_inner);
         *state == State::Running
     }
 
-    /// Serves all connections in one thread, as the real server does: what a connection has sent is carried out before the commands of
-    /// a connection that was opened later.
+    /// Serves all connections in one thread, as the real server does: what a connection has sent is
+    /// carried out before the commands of a connection that was opened later.
     fn serve(&self, listener: &TcpListener) {
         let mut connections: Vec<Connection> = Vec::new();
         loop {
-            let all = connections.iter().map(|connection| connection.0.as_fd()).chain([listener.as_fd()]);
-            let mut polled: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            let all = connections
+                .iter()
+                .map(|connection| connection.0.as_fd())
+                .chain([listener.as_fd()]);
+            let mut polled: Vec<PollFd<'_>> = all
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+                .collect();
             retry_on_intr(|| poll(&mut polled, None)).expect("the kernel's answer");
-            let mut ready = polled.iter().map(|one| !one.revents().is_empty()).collect::<Vec<_>>().into_iter();
+            let mut ready = polled
+                .iter()
+                .map(|one| !one.revents().is_empty())
+                .collect::<Vec<_>>()
+                .into_iter();
             if !self.runs() {
                 return;
             }
-            connections.retain_mut(|connection| !ready.next().expect("one for each") || self.serve_one(connection).is_some());
+            connections.retain_mut(|connection| {
+                !ready.next().expect("one for each") || self.serve_one(connection).is_some()
+            });
             if ready.next().expect("the listener's")
                 && let Ok((client, _)) = listener.accept()
             {
@@ -243,7 +294,10 @@ impl Shared {
     }
 
     fn answer(&self, words: &[Vec<u8>]) -> Reply {
-        let text: Vec<String> = words.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+        let text: Vec<String> = words
+            .iter()
+            .map(|word| String::from_utf8_lossy(word).into_owned())
+            .collect();
         let command = text[0].to_ascii_uppercase();
         let mut data = self.data();
         let now = Instant::now();
@@ -256,16 +310,28 @@ impl Shared {
                 data.clear();
                 Reply::Ok
             }
-            "COMMAND" => Reply::List(text[2..].iter().map(|name| Reply::List(vec![Reply::Bulk(name.clone().into())])).collect()),
+            "COMMAND" => Reply::List(
+                text[2..]
+                    .iter()
+                    .map(|name| Reply::List(vec![Reply::Bulk(name.clone().into())]))
+                    .collect(),
+            ),
             "TIME" => {
-                let time = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+                let time = SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .expect("after 1970");
                 let number = |number: String| Reply::Bulk(number.into_bytes());
-                Reply::List(vec![number(time.as_secs().to_string()), number(time.subsec_micros().to_string())])
+                Reply::List(vec![
+                    number(time.as_secs().to_string()),
+                    number(time.subsec_micros().to_string()),
+                ])
             }
             "TYPE" => Reply::Status(data.get(&key).map_or("none", |entry| entry.content.kind())),
             "PTTL" => Reply::Int(match data.get(&key) {
                 None => -2,
-                Some(entry) => entry.ends.map_or(-1, |ends| i64::try_from((ends - now).as_millis()).expect("small")),
+                Some(entry) => entry.ends.map_or(-1, |ends| {
+                    i64::try_from((ends - now).as_millis()).expect("small")
+                }),
             }),
             "DEL" => Reply::Int(i64::from(data.remove(&key).is_some())),
             "EXISTS" => Reply::Int(i64::from(data.contains_key(&key))),
@@ -277,11 +343,17 @@ impl Shared {
                 }
             },
             "SCAN" => scan(&data, &text),
-            "SET" | "GET" | "GETRANGE" | "INCRBY" | "CAS" | "CAD" => plain(&mut data, &command, key, words, &text, &options),
-            "EXSET" | "EXGET" | "EXCAS" | "EXCAD" => versioned(&mut data, &command, key, words, &text, &options),
+            "SET" | "GET" | "GETRANGE" | "INCRBY" | "CAS" | "CAD" => {
+                plain(&mut data, &command, key, words, &text, &options)
+            }
+            "EXSET" | "EXGET" | "EXCAS" | "EXCAD" => {
+                versioned(&mut data, &command, key, words, &text, &options)
+            }
             "ZADD" | "ZREM" | "ZRANK" | "ZRANGE" => sorted(&mut data, &command, &key, &text),
             "LPUSH" | "LTRIM" | "LREM" | "LRANGE" => list(&mut data, &command, &key, words, &text),
-            "HSET" | "HDEL" | "HGET" | "HGETALL" | "HSETNX" | "HINCRBY" | "HLEN" => hash(&mut data, &command, &key, words, &text),
+            "HSET" | "HDEL" | "HGET" | "HGETALL" | "HSETNX" | "HINCRBY" | "HLEN" => {
+                hash(&mut data, &command, &key, words, &text)
+            }
             _ => Reply::Error("ERR unknown command"),
         }
     }

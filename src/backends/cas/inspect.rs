@@ -9,7 +9,11 @@ impl<S: Store> CasBackend<S> {
         self.state(key.clone(), snapshot)
     }
 
-    pub(super) async fn read_locks(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
+    pub(super) async fn read_locks(
+        &mut self,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<LockState>> {
         let mut found = Vec::new();
         for (key, snapshot) in self.store.scan(start, progress).await? {
             found.push(self.state(key, snapshot)?);
@@ -25,14 +29,25 @@ impl<S: Store> CasBackend<S> {
         Ok(LockState {
             stored_as: self.store.stored_as(&key)?,
             key,
-            holders: snapshot.outside.into_iter().map(|outside| outside.holder).chain(snapshot.document.holders(now)).collect(),
-            waiters: snapshot.document.waiters(now).into_iter().map(|(_, waiter)| waiter).collect(),
+            holders: snapshot
+                .outside
+                .into_iter()
+                .map(|outside| outside.holder)
+                .chain(snapshot.document.holders(now))
+                .collect(),
+            waiters: snapshot
+                .document
+                .waiters(now)
+                .into_iter()
+                .map(|(_, waiter)| waiter)
+                .collect(),
             last_fence: snapshot.fence,
             nodes: Vec::new(),
         })
     }
 
-    /// Returns the log and the outbox. It reads the outbox first: an entry that moves to the log meanwhile is found twice, and shown once.
+    /// Returns the log and the outbox. It reads the outbox first: an entry that moves to the log
+    /// meanwhile is found twice, and shown once.
     pub(super) async fn read_history(&mut self, key: &Key) -> Result<History> {
         let mut snapshot = self.store.read(key, ReadFor::Look).await?;
         let now = snapshot.now();
@@ -45,6 +60,9 @@ impl<S: Store> CasBackend<S> {
             // A hold that ended before its lease has the lease's later end here.
             one.ended_ms = one.ended_ms.map(|ended| ended.min(now));
         }
-        Ok(History { record: snapshot.document.run_record().clone(), ..History::new(past, skips) })
+        Ok(History {
+            record: snapshot.document.run_record().clone(),
+            ..History::new(past, skips)
+        })
     }
 }

@@ -1,10 +1,12 @@
-//! Locks in any store that can compare and swap. Each lock is one [`Document`]: a step reads it, changes it, and writes it if no other
-//! client changed it meanwhile. The rules are in [`crate::lock::document`]; a [`Store`] only reads and writes.
+//! Locks in any store that can compare and swap. Each lock is one [`Document`]: a step reads it,
+//! changes it, and writes it if no other client changed it meanwhile. The rules are in
+//! [`crate::lock::document`]; a [`Store`] only reads and writes.
 //!
-//! Worst cases: another client writes between reading and writing (the swap fails, and the step begins anew); an answer is lost (the same
-//! token asks again, and the step finds its own result); a grant is written late (a release without that grant writes the document
-//! anyway, so the late swap fails); a hold ends by its time (the client writes that before it reports it, so no late renewal
-//! revives the hold).
+//! Worst cases: another client writes between reading and writing (the swap fails, and the step
+//! begins anew); an answer is lost (the same token asks again, and the step finds its own result);
+//! a grant is written late (a release without that grant writes the document anyway, so the late
+//! swap fails); a hold ends by its time (the client writes that before it reports it, so no late
+//! renewal revives the hold).
 
 mod inspect;
 mod step;
@@ -14,13 +16,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::lock::{
-    Admin, Amendment, Attempt, Backend, Busy, Check, Error, Fence, Finding, Grants, History, HistoryEntry, Holder, Identity, Init, Intent,
-    Key, Kind, LockState, Mode, Note, Notice, Progress, Release, ReleaseInfo, Renewal, Request, Result, Role, ServerTime, SkipCount, Token,
+    Admin, Amendment, Attempt, Backend, Busy, Check, Error, Fence, Finding, Grants, History,
+    HistoryEntry, Holder, Identity, Init, Intent, Key, Kind, LockState, Mode, Note, Notice,
+    Progress, Release, ReleaseInfo, Renewal, Request, Result, Role, ServerTime, SkipCount, Token,
     Ttl, Wake, Which,
     document::{Document, WakeUp},
 };
 
-/// A store that keeps one document for each lock. No call sleeps except `wait`, retries, or judges requests.
+/// A store that keeps one document for each lock. No call sleeps except `wait`, retries, or judges
+/// requests.
 #[async_trait(?Send)]
 pub trait Store: Admin {
     /// The version of a document: whether it changed since it was read.
@@ -39,14 +43,19 @@ pub trait Store: Admin {
     /// See [`Backend::disconnect`].
     fn disconnect(&mut self) {}
 
-    /// Grants a fresh exclusive hold in one step. The step checks that the lock is free and that no rule can concern the request.
-    /// Returns `None` if the lock must be read.
+    /// Grants a fresh exclusive hold in one step. The step checks that the lock is free and that no
+    /// rule can concern the request. Returns `None` if the lock must be read.
     async fn grant(&mut self, _request: &Request) -> Result<Option<Fence>> {
         Ok(None)
     }
 
     /// Extends a hold in one step. Returns `None` if the lock must be read.
-    async fn extend(&mut self, _key: &Key, _token: &Token, _intent: Intent) -> Result<Option<(Ttl, Fence)>> {
+    async fn extend(
+        &mut self,
+        _key: &Key,
+        _token: &Token,
+        _intent: Intent,
+    ) -> Result<Option<(Ttl, Fence)>> {
         Ok(None)
     }
 
@@ -58,23 +67,30 @@ pub trait Store: Admin {
     /// Reads a lock.
     async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Self::Version>>;
 
-    /// Replaces the document that was read, together with the lock's state that other clients see. Returns false, with nothing changed, if
-    /// that document is not there any more.
+    /// Replaces the document that was read, together with the lock's state that other clients see.
+    /// Returns false, with nothing changed, if that document is not there any more.
     ///
     /// # Errors
     /// With [`Effect::Unknown`](crate::lock::Effect::Unknown) if the document may be written.
-    async fn swap(&mut self, key: &Key, was: Snapshot<Self::Version>, change: Change<'_>) -> Result<bool>;
+    async fn swap(
+        &mut self,
+        key: &Key,
+        was: Snapshot<Self::Version>,
+        change: Change<'_>,
+    ) -> Result<bool>;
 
     /// See [`Backend::wait`]; `transient` says that the lock was last found busy only in passing.
-    async fn wait(&mut self, request: &Request, at_most: Duration, transient: bool) -> Result<Wake>;
+    async fn wait(&mut self, request: &Request, at_most: Duration, transient: bool)
+    -> Result<Wake>;
 
-    /// Returns the outlook of a busy request: whether a release ends its wait, and whether it should look when the lease ends.
+    /// Returns the outlook of a busy request: whether a release ends its wait, and whether it
+    /// should look when the lease ends.
     fn advise(&mut self, _request: &Request, busy: &mut Busy) {
         busy.notifies = self.identity().capabilities.notification;
     }
 
-    /// Adds an unfair exclusive waiter to a list that only informs, if the document has no queue. Returns its position from 1, if
-    /// known. Called only after [`Snapshot::apart`].
+    /// Adds an unfair exclusive waiter to a list that only informs, if the document has no queue.
+    /// Returns its position from 1, if known. Called only after [`Snapshot::apart`].
     async fn note_waiter(&mut self, _request: &Request, _now_us: u64) -> Result<Option<u32>> {
         Ok(None)
     }
@@ -83,7 +99,11 @@ pub trait Store: Admin {
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool>;
 
     /// Reads every lock of the namespace whose key starts with `start`, and which may be held.
-    async fn scan(&mut self, start: &str, progress: &Progress) -> Result<Vec<(Key, Snapshot<Self::Version>)>>;
+    async fn scan(
+        &mut self,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<(Key, Snapshot<Self::Version>)>>;
 
     /// See [`Backend::known`].
     async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>>;
@@ -106,7 +126,8 @@ pub trait Store: Admin {
 /// The purpose of reading a lock.
 #[derive(Clone, Copy)]
 pub enum ReadFor<'a> {
-    /// Taking the lock. With `claims` the store may claim an empty place in passing, if a grant needs one.
+    /// Taking the lock. With `claims` the store may claim an empty place in passing, if a grant
+    /// needs one.
     Acquire {
         /// The request.
         request: &'a Request,
@@ -146,7 +167,8 @@ pub struct Snapshot<V> {
 pub enum Base {
     /// The document as it was read.
     Document,
-    /// A claim on an empty place, by the hold that read the lock. It must be written over, whether the lock is granted or not.
+    /// A claim on an empty place, by the hold that read the lock. It must be written over, whether
+    /// the lock is granted or not.
     Claim,
     /// Nothing: the place must be claimed first.
     Nothing,
@@ -175,7 +197,8 @@ pub struct Change<'a> {
     pub wake: Vec<WakeUp>,
     /// The hold that asks, if the request is for the lock.
     pub request: Option<&'a Request>,
-    /// Whether the stored data must change even if the document does not: the base is a claim, or a late grant must not find it.
+    /// Whether the stored data must change even if the document does not: the base is a claim, or a
+    /// late grant must not find it.
     pub must: bool,
 }
 
@@ -185,25 +208,32 @@ impl<V> Snapshot<V> {
         self.now_us / 1000
     }
 
-    /// Returns the same time, rounded up like the ends of leases: so no lease seems to have more time left than was asked for.
+    /// Returns the same time, rounded up like the ends of leases: so no lease seems to have more
+    /// time left than was asked for.
     fn now_up(&self) -> u64 {
         self.now_us.div_ceil(1000)
     }
 
-    /// Returns a fence above all earlier ones, and never below the time, so that a store that lost its data repeats no fence.
+    /// Returns a fence above all earlier ones, and never below the time, so that a store that lost
+    /// its data repeats no fence.
     fn next_fence(&self) -> Fence {
         Fence(self.now_us.max(self.fence.map_or(0, |fence| fence.0) + 1))
     }
 
     fn outside_until(&self) -> Option<u64> {
-        self.outside.as_ref().map(|outside| outside.left.map_or(u64::MAX, |left| self.now().saturating_add(left)))
+        self.outside.as_ref().map(|outside| {
+            outside
+                .left
+                .map_or(u64::MAX, |left| self.now().saturating_add(left))
+        })
     }
 }
 
 /// The backend of a store.
 pub struct CasBackend<S> {
     pub(super) store: S,
-    /// Waiters of this client that may be in a queue. Added before asking, since an unanswered request may have been served.
+    /// Waiters of this client that may be in a queue. Added before asking, since an unanswered
+    /// request may have been served.
     queued: Vec<(Key, Token)>,
     /// A grant with an unknown answer, which may still be written.
     unsure: Option<(Key, Token)>,
@@ -214,7 +244,12 @@ pub struct CasBackend<S> {
 impl<S: Store> CasBackend<S> {
     /// Returns the backend of `store`.
     pub(super) fn of(store: S) -> Self {
-        Self { store, queued: Vec::new(), unsure: None, transient: false }
+        Self {
+            store,
+            queued: Vec::new(),
+            unsure: None,
+            transient: false,
+        }
     }
 }
 
@@ -225,7 +260,10 @@ pub(super) fn in_order(request: &Request) -> bool {
 
 /// Returns the error that other clients wrote between reading and writing, again and again.
 fn changed_meanwhile() -> Error {
-    Error::new(Kind::Unavailable, "other clients changed the lock at the same moment, again and again")
+    Error::new(
+        Kind::Unavailable,
+        "other clients changed the lock at the same moment, again and again",
+    )
 }
 
 #[async_trait(?Send)]
@@ -255,7 +293,11 @@ impl<S: Store> Backend for CasBackend<S> {
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
-        if intent == Intent::Probe { self.look_for(key, token).await } else { self.extend(key, token, intent).await }
+        if intent == Intent::Probe {
+            self.look_for(key, token).await
+        } else {
+            self.extend(key, token, intent).await
+        }
     }
 
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
@@ -266,7 +308,11 @@ impl<S: Store> Backend for CasBackend<S> {
         if let Amendment::Note(note) = change {
             return self.store.append(key, note).await.map(|()| true);
         }
-        let purpose = if matches!(change, Amendment::Warn(..)) { ReadFor::Warn } else { ReadFor::Change };
+        let purpose = if matches!(change, Amendment::Warn(..)) {
+            ReadFor::Warn
+        } else {
+            ReadFor::Change
+        };
         self.step(key, purpose, |document, now, _| match change {
             Amendment::Note(_) => false,
             Amendment::Warn(fence, level) => document.claim_warning(fence, level),

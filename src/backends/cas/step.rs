@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{Base, CasBackend, Change, ReadFor, Snapshot, Store, changed_meanwhile, in_order};
 use crate::lock::{
-    Attempt, Busy, Entry, Error, Fence, Grant, Intent, Key, Kind, Mode, Release, ReleaseInfo, Renewal, Request, Result, Token,
+    Attempt, Busy, Entry, Error, Fence, Grant, Intent, Key, Kind, Mode, Release, ReleaseInfo,
+    Renewal, Request, Result, Token,
     document::{Document, RequestContext},
 };
 
@@ -25,12 +26,22 @@ impl<S: Store> CasBackend<S> {
                 self.note_queued(request);
             }
             if let Some(fence) = self.store.grant(request).await? {
-                let grant = Grant { fence, ttl: request.ttl, holds: 1, drain_delay: Duration::ZERO, session: None, permit: None };
+                let grant = Grant {
+                    fence,
+                    ttl: request.ttl,
+                    holds: 1,
+                    drain_delay: Duration::ZERO,
+                    session: None,
+                    permit: None,
+                };
                 return Ok(self.answered(request, Attempt::Granted(grant)).await);
             }
         }
         for _ in 0..TRIES {
-            let snapshot = self.store.read(&request.key, ReadFor::Acquire { request, claims }).await?;
+            let snapshot = self
+                .store
+                .read(&request.key, ReadFor::Acquire { request, claims })
+                .await?;
             if let Some(attempt) = self.decide(request, snapshot).await? {
                 return Ok(self.answered(request, attempt).await);
             }
@@ -40,13 +51,32 @@ impl<S: Store> CasBackend<S> {
     }
 
     /// Returns `None` if the lock must be read anew.
-    async fn decide(&mut self, request: &Request, snapshot: Snapshot<S::Version>) -> Result<Option<Attempt>> {
-        let (now_us, apart, outside, base) = (snapshot.now_us, snapshot.apart, snapshot.outside.clone(), snapshot.base);
-        let moment = RequestContext { now: snapshot.now(), outside: snapshot.outside_until(), fence: snapshot.next_fence() };
+    async fn decide(
+        &mut self,
+        request: &Request,
+        snapshot: Snapshot<S::Version>,
+    ) -> Result<Option<Attempt>> {
+        let (now_us, apart, outside, base) = (
+            snapshot.now_us,
+            snapshot.apart,
+            snapshot.outside.clone(),
+            snapshot.base,
+        );
+        let moment = RequestContext {
+            now: snapshot.now(),
+            outside: snapshot.outside_until(),
+            fence: snapshot.next_fence(),
+        };
         let mut document = snapshot.document.clone();
         document.expire(moment.now);
         let answer = if apart && request.waiting {
-            document.acquire(&Request { waiting: false, ..request.clone() }, &moment)
+            document.acquire(
+                &Request {
+                    waiting: false,
+                    ..request.clone()
+                },
+                &moment,
+            )
         } else {
             document.acquire(request, &moment)
         };
@@ -62,7 +92,15 @@ impl<S: Store> CasBackend<S> {
                 if base == Base::Claim {
                     let unchanged = snapshot.document.clone();
                     // A claim that can't be withdrawn ends by itself.
-                    let _ = self.write(&request.key, snapshot, unchanged, (None, true), Some(request)).await;
+                    let _ = self
+                        .write(
+                            &request.key,
+                            snapshot,
+                            unchanged,
+                            (None, true),
+                            Some(request),
+                        )
+                        .await;
                 }
                 return Err(error);
             }
@@ -73,13 +111,21 @@ impl<S: Store> CasBackend<S> {
         if granted {
             self.unsure = Some((request.key.clone(), request.token));
         }
-        let written =
-            self.write(&request.key, snapshot, document, (granted.then_some(moment.fence), base == Base::Claim), Some(request)).await?;
+        let written = self
+            .write(
+                &request.key,
+                snapshot,
+                document,
+                (granted.then_some(moment.fence), base == Base::Claim),
+                Some(request),
+            )
+            .await?;
         if granted {
             self.unsure = None;
         }
         if !written {
-            // A claim is lost only if its time is over: then another client holds the lock, or soon will.
+            // A claim is lost only if its time is over: then another client holds the lock, or soon
+            // will.
             return Ok((granted && base == Base::Claim).then(transient));
         }
         if let Attempt::Busy(busy) = &mut answer {
@@ -97,7 +143,13 @@ impl<S: Store> CasBackend<S> {
 
     /// Records the consequence of an answer for waiting.
     async fn answered(&mut self, request: &Request, attempt: Attempt) -> Attempt {
-        self.transient = matches!(&attempt, Attempt::Busy(Busy { transient: true, .. }));
+        self.transient = matches!(
+            &attempt,
+            Attempt::Busy(Busy {
+                transient: true,
+                ..
+            })
+        );
         if matches!(attempt, Attempt::Granted(_)) {
             // If this fails, the entry ends by itself.
             let _ = self.leave_list(request).await;
@@ -105,7 +157,8 @@ impl<S: Store> CasBackend<S> {
         attempt
     }
 
-    /// Writes the result of a step, if it changed anything or must be written. Returns false if another client wrote meanwhile.
+    /// Writes the result of a step, if it changed anything or must be written. Returns false if
+    /// another client wrote meanwhile.
     async fn write(
         &mut self,
         key: &Key,
@@ -121,17 +174,40 @@ impl<S: Store> CasBackend<S> {
         if !must && document == was.document {
             return Ok(true);
         }
-        self.store.swap(key, was, Change { document: &document, granted, ended, wake, request, must }).await
+        self.store
+            .swap(
+                key,
+                was,
+                Change {
+                    document: &document,
+                    granted,
+                    ended,
+                    wake,
+                    request,
+                    must,
+                },
+            )
+            .await
     }
 
-    /// Runs one step on the document of a lock. `decide` gets the time in ms, and the same rounded up.
-    pub(super) async fn step<T>(&mut self, key: &Key, purpose: ReadFor<'_>, decide: impl Fn(&mut Document, u64, u64) -> T) -> Result<T> {
+    /// Runs one step on the document of a lock. `decide` gets the time in ms, and the same rounded
+    /// up.
+    pub(super) async fn step<T>(
+        &mut self,
+        key: &Key,
+        purpose: ReadFor<'_>,
+        decide: impl Fn(&mut Document, u64, u64) -> T,
+    ) -> Result<T> {
         for _ in 0..TRIES {
             let snapshot = self.store.read(key, purpose).await?;
-            let (now, up, mut document) = (snapshot.now(), snapshot.now_up(), snapshot.document.clone());
+            let (now, up, mut document) =
+                (snapshot.now(), snapshot.now_up(), snapshot.document.clone());
             document.expire(now);
             let answer = decide(&mut document, now, up);
-            if self.write(key, snapshot, document, (None, false), None).await? {
+            if self
+                .write(key, snapshot, document, (None, false), None)
+                .await?
+            {
                 return Ok(answer);
             }
         }
@@ -139,15 +215,24 @@ impl<S: Store> CasBackend<S> {
     }
 
     /// Extends a hold.
-    pub(super) async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+    pub(super) async fn extend(
+        &mut self,
+        key: &Key,
+        token: &Token,
+        intent: Intent,
+    ) -> Result<Renewal> {
         if let Some(ttl) = intent.ttl() {
             self.store.identity().capabilities.check_ttl(ttl)?;
         }
         if let Some((ttl, fence)) = self.store.extend(key, token, intent).await? {
             return Ok(Renewal::Renewed { ttl, fence });
         }
-        // Ends are rounded up. Without that, a recent end could be later than the end that the same TTL gives now.
-        self.step(key, ReadFor::Change, |document, _, up| document.renew(token, intent, up)).await
+        // Ends are rounded up. Without that, a recent end could be later than the end that the same
+        // TTL gives now.
+        self.step(key, ReadFor::Change, |document, _, up| {
+            document.renew(token, intent, up)
+        })
+        .await
     }
 
     /// Whether a token has a hold. The end of a hold is written before it is reported.
@@ -157,7 +242,10 @@ impl<S: Store> CasBackend<S> {
         document.expire(snapshot.now());
         let answer = document.verify(token, snapshot.now_up());
         if answer == Renewal::NotHeld && snapshot.document.lasts(token).is_some() {
-            match self.write(key, snapshot, document, (None, false), None).await {
+            match self
+                .write(key, snapshot, document, (None, false), None)
+                .await
+            {
                 // A client that may only look changes nothing.
                 Err(error) if error.kind != Kind::Denied => return Err(error),
                 // A faster client has written the same end.
@@ -168,19 +256,34 @@ impl<S: Store> CasBackend<S> {
     }
 
     /// Releases a hold.
-    pub(super) async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+    pub(super) async fn release(
+        &mut self,
+        key: &Key,
+        token: &Token,
+        info: &ReleaseInfo,
+    ) -> Result<Release> {
         if self.store.free(key, token, info).await? {
             return Ok(Release::Released);
         }
         for _ in 0..TRIES {
             let snapshot = self.store.read(key, ReadFor::Release(token, info)).await?;
-            let (now, claimed, mut document) = (snapshot.now(), snapshot.base == Base::Claim, snapshot.document.clone());
+            let (now, claimed, mut document) = (
+                snapshot.now(),
+                snapshot.base == Base::Claim,
+                snapshot.document.clone(),
+            );
             document.expire(now);
             let answer = document.release(token, info, now);
             // A grant that is still on its way must not find the document that it was decided on.
-            let unsure = self.unsure.as_ref().is_some_and(|(of, unsure)| (of, unsure) == (key, token));
+            let unsure = self
+                .unsure
+                .as_ref()
+                .is_some_and(|(of, unsure)| (of, unsure) == (key, token));
             let must = claimed || (unsure && answer == Release::NotHeld);
-            if self.write(key, snapshot, document, (None, must), None).await? {
+            if self
+                .write(key, snapshot, document, (None, must), None)
+                .await?
+            {
                 if unsure {
                     self.unsure = None;
                 }
@@ -191,7 +294,9 @@ impl<S: Store> CasBackend<S> {
     }
 
     fn is_queued(&self, request: &Request) -> bool {
-        self.queued.iter().any(|(key, token)| *key == request.key && *token == request.token)
+        self.queued
+            .iter()
+            .any(|(key, token)| *key == request.key && *token == request.token)
     }
 
     fn note_queued(&mut self, request: &Request) {
@@ -203,7 +308,10 @@ impl<S: Store> CasBackend<S> {
     /// Leaves the queue.
     pub(super) async fn leave(&mut self, request: &Request) -> Result<()> {
         if self.is_queued(request) && !self.leave_list(request).await? {
-            self.step(&request.key, ReadFor::Change, |document, _, _| document.leave(&request.token)).await?;
+            self.step(&request.key, ReadFor::Change, |document, _, _| {
+                document.leave(&request.token)
+            })
+            .await?;
             self.forget_queued(request);
         }
         Ok(())
@@ -219,14 +327,19 @@ impl<S: Store> CasBackend<S> {
     }
 
     fn forget_queued(&mut self, request: &Request) {
-        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
+        self.queued
+            .retain(|(key, token)| *key != request.key || *token != request.token);
     }
 }
 
 fn transient() -> Attempt {
-    Attempt::Busy(Busy { transient: true, ..Busy::default() })
+    Attempt::Busy(Busy {
+        transient: true,
+        ..Busy::default()
+    })
 }
 
 fn beyond() -> Error {
-    Error::new(Kind::Data, "the lock's fence counter is beyond 2^53").hint("another program wrote it")
+    Error::new(Kind::Data, "the lock's fence counter is beyond 2^53")
+        .hint("another program wrote it")
 }

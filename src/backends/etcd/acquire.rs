@@ -1,22 +1,30 @@
-//! Takes the lock: grants the lease, puts the key into the queue, and checks whether the contender is first.
+//! Takes the lock: grants the lease, puts the key into the queue, and checks whether the contender
+//! is first.
 //!
 //! The code handles these interleavings:
-//! - *The answer to the lease's grant is lost.* The lease's id follows from the token; "exists already" is then as good as a grant.
-//! - *The answer to the key's transaction is lost.* A repeated transaction changes nothing, and returns the position.
-//! - *That transaction arrives after the process gave up.* Giving up revokes the lease, without which no key is put.
-//! - *The answer to a waiter's grant is lost, or the grant arrives late.* A hold may have a break mark by then: only a waiter's record is
-//!   replaced.
-//! - *The lease ends during the wait.* The next transaction fails for that, and the waiter queues up anew, last.
-//! - *The waiter becomes first.* It reads its position by a quorum, and then extends the lease. A frozen, deposed leader could answer an
-//!   extension alone. A read through the same member excludes that before the read. A new leader extends all leases.
-//! - *The preceding holder vanished* (its lease ended or was revoked, its key was deleted) and its command may still be stopping. Its
-//!   record remains: only an orderly leave removes the record. The successor asks for the drain delay ([`DRAIN_DELAY`]). The record stays
-//!   that long, so that another successor asks too.
-//! - *The exclusive holder in front of an exclusive waiter released.* The waiter is then first, since no contender is before a holder. The
-//!   grant compares the last fence instead of reading the queue, which takes the server longer the more contenders wait. The last fence also
-//!   tells whether a vanished or evicted holder may still be stopping; then the waiter reads the queue.
-//! - *The contender is first, and at-least denies the lock to every process.* It stays first, which keeps other libraries out too, and asks
-//!   again later. Its record says that it only waits.
+//! - *The answer to the lease's grant is lost.* The lease's id follows from the token; "exists
+//!   already" is then as good as a grant.
+//! - *The answer to the key's transaction is lost.* A repeated transaction changes nothing, and
+//!   returns the position.
+//! - *That transaction arrives after the process gave up.* Giving up revokes the lease, without
+//!   which no key is put.
+//! - *The answer to a waiter's grant is lost, or the grant arrives late.* A hold may have a break
+//!   mark by then: only a waiter's record is replaced.
+//! - *The lease ends during the wait.* The next transaction fails for that, and the waiter queues
+//!   up anew, last.
+//! - *The waiter becomes first.* It reads its position by a quorum, and then extends the lease. A
+//!   frozen, deposed leader could answer an extension alone. A read through the same member
+//!   excludes that before the read. A new leader extends all leases.
+//! - *The preceding holder vanished* (its lease ended or was revoked, its key was deleted) and its
+//!   command may still be stopping. Its record remains: only an orderly leave removes the record.
+//!   The successor asks for the drain delay ([`DRAIN_DELAY`]). The record stays that long, so that
+//!   another successor asks too.
+//! - *The exclusive holder in front of an exclusive waiter released.* The waiter is then first,
+//!   since no contender is before a holder. The grant compares the last fence instead of reading
+//!   the queue, which takes the server longer the more contenders wait. The last fence also tells
+//!   whether a vanished or evicted holder may still be stopping; then the waiter reads the queue.
+//! - *The contender is first, and at-least denies the lock to every process.* It stays first, which
+//!   keeps other libraries out too, and asks again later. Its record says that it only waits.
 
 use std::time::Duration;
 
@@ -50,19 +58,38 @@ enum FirstPosition {
 }
 
 /// Takes the lock for a token that is not nested.
-pub(super) async fn take(client: &mut EtcdClient, session: &mut EtcdSession, request: &Request) -> EtcdResult<Attempt> {
+pub(super) async fn take(
+    client: &mut EtcdClient,
+    session: &mut EtcdSession,
+    request: &Request,
+) -> EtcdResult<Attempt> {
     if let HoldState::Queued(queued) = &mut session.state
-        && let Some(busy) = check_position(client, (&session.names, session.lease), queued, session.watches.is_some()).await?
+        && let Some(busy) = check_position(
+            client,
+            (&session.names, session.lease),
+            queued,
+            session.watches.is_some(),
+        )
+        .await?
     {
         return Ok(Attempt::Busy(busy));
     }
     let own = session.names.own(request.mode, session.lease);
-    let mut taking = AcquireAttempt { client, session, request, own, leases: None, granted: None };
+    let mut taking = AcquireAttempt {
+        client,
+        session,
+        request,
+        own,
+        leases: None,
+        granted: None,
+    };
     let look = taking.join_queue().await?;
     let (look, own_position) = match request.mode {
         Mode::Permits(_) => taking.take_permit(look).await?,
         mode => {
-            let own_position = look.find(&taking.own).map(|at| (at, look.queue.may_hold(mode, at)));
+            let own_position = look
+                .find(&taking.own)
+                .map(|at| (at, look.queue.may_hold(mode, at)));
             (look, own_position)
         }
     };
@@ -97,7 +124,8 @@ impl AcquireAttempt<'_> {
         }
     }
 
-    /// Grants the lease and the run records' leases. The lease may exist already, from a request whose answer was lost.
+    /// Grants the lease and the run records' leases. The lease may exist already, from a request
+    /// whose answer was lost.
     async fn grant(&mut self) -> EtcdResult<()> {
         let (of_runs, mut wanted) = Leases::of(self.request);
         wanted.insert(0, (self.session.lease, seconds(self.request.ttl)));
@@ -119,7 +147,9 @@ impl AcquireAttempt<'_> {
         if self.leases.is_none() {
             self.leases = Some(Leases::grant(self.client, self.request).await?);
         }
-        self.leases.clone().ok_or_else(|| failure::unreadable().into())
+        self.leases
+            .clone()
+            .ok_or_else(|| failure::unreadable().into())
     }
 
     /// Extends the lock's lease, and returns the lease's length.
@@ -131,14 +161,25 @@ impl AcquireAttempt<'_> {
         Ok(ttl(length)?)
     }
 
-    /// Puts the key if it isn't there. A waiter's key is put at the end of the queue, another request's key only if the lock is free. The
-    /// same step makes it a hold, with run records, if the lock is free and no run record has to be judged.
+    /// Puts the key if it isn't there. A waiter's key is put at the end of the queue, another
+    /// request's key only if the lock is free. The same step makes it a hold, with run records, if
+    /// the lock is free and no run record has to be judged.
     async fn put(&mut self) -> EtcdResult<LockAtRevision> {
         let leases = self.leases().await?;
-        let (names, request, own, lease) = (&self.session.names, self.request, &*self.own, self.session.lease);
+        let (names, request, own, lease) = (
+            &self.session.names,
+            self.request,
+            &*self.own,
+            self.session.lease,
+        );
         let run_policy = request.run_policy.as_ref();
-        let value = ContenderInfo { hold: Some(request.token.hold_text()), ..ContenderInfo::of(request) }.write();
-        let record = |hold_record: HoldRecord| ops::put(&names.open_of(lease), hold_record.write(), 0);
+        let value = ContenderInfo {
+            hold: Some(request.token.hold_text()),
+            ..ContenderInfo::of(request)
+        }
+        .write();
+        let record =
+            |hold_record: HoldRecord| ops::put(&names.open_of(lease), hold_record.write(), 0);
         let held = |look: &LockAtRevision| {
             let mut ops = vec![record(HoldRecord::of(request, None))];
             if let Mode::Permits(_) = request.mode {
@@ -152,59 +193,119 @@ impl AcquireAttempt<'_> {
         free.extend(RunKeys::default().unchanged(names, run_policy));
         let empty = LockAtRevision::new(names, 0, Keys::default())?;
         let counted = |look: &LockAtRevision| -> Vec<Compare> {
-            if matches!(request.mode, Mode::Permits(_)) { permits::permits_unchanged(names, look) } else { Vec::new() }
+            if matches!(request.mode, Mode::Permits(_)) {
+                permits::permits_unchanged(names, look)
+            } else {
+                Vec::new()
+            }
         };
         // A reader joins other readers, and one of those may be this contender.
         let mut compare = vec![ops::absent(own)];
         let success = if request.waiting {
-            puts(ops::when(free, held(&empty), vec![record(HoldRecord::waiting(request.mode))]))
+            puts(ops::when(
+                free,
+                held(&empty),
+                vec![record(HoldRecord::waiting(request.mode))],
+            ))
         } else {
             compare.extend(free);
             puts(ops::when(Vec::new(), held(&empty), Vec::new()))
         };
         let mut look = self.client.put_and_look(names, compare, success).await?;
         for _ in 0..ops::TRIES {
-            let free = look.find(own).is_none() && look.queue.may_hold(request.mode, look.queue.len());
+            let free =
+                look.find(own).is_none() && look.queue.may_hold(request.mode, look.queue.len());
             if request.waiting || !free || look.runs.judge(run_policy, &request.token).is_some() {
                 break;
             }
-            // The folder's keys are no contenders or leave room, or the run records allow this run. No contender may have come since.
-            let mut compare = vec![ops::absent(own), ops::nothing_newer_under(&names.folder, look.revision)];
+            // The folder's keys are no contenders or leave room, or the run records allow this run.
+            // No contender may have come since.
+            let mut compare = vec![
+                ops::absent(own),
+                ops::nothing_newer_under(&names.folder, look.revision),
+            ];
             compare.extend(counted(&look));
             compare.extend(look.runs.unchanged(names, run_policy));
-            let then = self.client.put_and_look(names, compare, puts(ops::when(Vec::new(), held(&look), Vec::new()))).await?;
+            let then = self
+                .client
+                .put_and_look(
+                    names,
+                    compare,
+                    puts(ops::when(Vec::new(), held(&look), Vec::new())),
+                )
+                .await?;
             look = then;
         }
         Ok(look)
     }
 
-    /// Checks whether this contender is first. If so, and no run record is needed, the same step turns its record into a hold's.
+    /// Checks whether this contender is first. If so, and no run record is needed, the same step
+    /// turns its record into a hold's.
     async fn check_first(&mut self) -> EtcdResult<LockAtRevision> {
         let (names, lease, mode) = (&self.session.names, self.session.lease, self.request.mode);
         let HoldState::Queued(queued) = &self.session.state else {
-            return self.client.put_and_look(names, Vec::new(), Vec::new()).await;
+            return self
+                .client
+                .put_and_look(names, Vec::new(), Vec::new())
+                .await;
         };
-        let part = if mode == Mode::Exclusive { Part::Ahead(lease, queued.created) } else { Part::All };
+        let part = if mode == Mode::Exclusive {
+            Part::Ahead(lease, queued.created)
+        } else {
+            Part::All
+        };
         // The number of the permit is known only after the look.
         if records(self.request) || matches!(mode, Mode::Permits(_)) {
-            return self.client.put_and_look_at(names, part, Vec::new(), Vec::new()).await;
+            return self
+                .client
+                .put_and_look_at(names, part, Vec::new(), Vec::new())
+                .await;
         }
         let open = names.open_of(lease);
-        let held = ops::put(&open, HoldRecord::of(self.request, Some(queued.fence())).write(), 0);
+        let held = ops::put(
+            &open,
+            HoldRecord::of(self.request, Some(queued.fence())).write(),
+            0,
+        );
         let still_waits = ops::unchanged(&open, queued.created);
-        let held = ops::when(vec![ops::absent(&names.least()), still_waits], vec![held], Vec::new());
+        let held = ops::when(
+            vec![ops::absent(&names.least()), still_waits],
+            vec![held],
+            Vec::new(),
+        );
         let is_there = ops::created_at(&queued.own, queued.created);
-        let if_first = (vec![is_there.clone()], ops::when_first(names, mode, queued.created, held.clone()), part);
+        let if_first = (
+            vec![is_there.clone()],
+            ops::when_first(names, mode, queued.created, held.clone()),
+            part,
+        );
         let look = match queued.before.writer {
             Some(writer) => {
-                let next = vec![is_there, ops::has_value(&names.last(), last_fence(writer, true))];
-                self.client.put_either_and_look(names, (next, held, Part::Own(&queued.own, lease)), if_first).await
+                let next = vec![
+                    is_there,
+                    ops::has_value(&names.last(), last_fence(writer, true)),
+                ];
+                self.client
+                    .put_either_and_look(
+                        names,
+                        (next, held, Part::Own(&queued.own, lease)),
+                        if_first,
+                    )
+                    .await
             }
-            None => self.client.put_and_look_at(names, part, if_first.0, vec![if_first.1]).await,
+            None => {
+                self.client
+                    .put_and_look_at(names, part, if_first.0, vec![if_first.1])
+                    .await
+            }
         };
         match look {
             // A queue position needs no space.
-            Err(Trouble::Full(_)) => self.client.put_and_look_at(names, part, Vec::new(), Vec::new()).await,
+            Err(Trouble::Full(_)) => {
+                self.client
+                    .put_and_look_at(names, part, Vec::new(), Vec::new())
+                    .await
+            }
             look => look,
         }
     }
@@ -216,20 +317,26 @@ impl AcquireAttempt<'_> {
             None => self.confirm().await?,
         };
         let one = &look.contenders[at];
-        let granted = look.record_of(one).map(|record| &record.hold_record).filter(|hold_record| hold_record.is_hold);
-        let (hold_record, runs) = match granted.filter(|_| !records(self.request) || look.runs.knows(one.fence())) {
-            Some(hold_record) => {
-                // The lock was granted before, and these leases are not needed.
-                if let Some(unused) = self.leases.take_if(|leases| !look.runs.use_of(leases)) {
-                    unused.end(self.client).await;
+        let granted = look
+            .record_of(one)
+            .map(|record| &record.hold_record)
+            .filter(|hold_record| hold_record.is_hold);
+        let (hold_record, runs) =
+            match granted.filter(|_| !records(self.request) || look.runs.knows(one.fence())) {
+                Some(hold_record) => {
+                    // The lock was granted before, and these leases are not needed.
+                    if let Some(unused) = self.leases.take_if(|leases| !look.runs.use_of(leases)) {
+                        unused.end(self.client).await;
+                    }
+                    (hold_record.clone(), look.runs.clone())
                 }
-                (hold_record.clone(), look.runs.clone())
-            }
-            None => match self.begin(look, at).await? {
-                FirstPosition::Granted(hold_record, runs) => (hold_record, runs),
-                FirstPosition::Refused(denial) => return self.stay_first(look, at, ttl, denial).await,
-            },
-        };
+                None => match self.begin(look, at).await? {
+                    FirstPosition::Granted(hold_record, runs) => (hold_record, runs),
+                    FirstPosition::Refused(denial) => {
+                        return self.stay_first(look, at, ttl, denial).await;
+                    }
+                },
+            };
         if let Some(leases) = &self.leases {
             leases.extend_if_late(self.client).await;
         }
@@ -240,7 +347,11 @@ impl AcquireAttempt<'_> {
             fence: one.fence(),
             ttl,
             holds: look.holds_of(self.session.lease),
-            drain_delay: if dying.is_empty() { Duration::ZERO } else { DRAIN_DELAY },
+            drain_delay: if dying.is_empty() {
+                Duration::ZERO
+            } else {
+                DRAIN_DELAY
+            },
             session: None,
             permit: number.as_ref().map(|number| number.number),
         };
@@ -260,23 +371,36 @@ impl AcquireAttempt<'_> {
         Ok(Attempt::Granted(grant))
     }
 
-    /// Judges the first contender, and makes its record a hold's, with run records, if that was not done: it waited, the folder was not
-    /// empty, or the store is full. No contender can come before it, so the judged run records change only by expiring.
+    /// Judges the first contender, and makes its record a hold's, with run records, if that was not
+    /// done: it waited, the folder was not empty, or the store is full. No contender can come
+    /// before it, so the judged run records change only by expiring.
     async fn begin(&mut self, look: &LockAtRevision, at: usize) -> EtcdResult<FirstPosition> {
-        if let Some(denial) = look.runs.judge(self.request.run_policy.as_ref(), &self.request.token) {
+        if let Some(denial) = look
+            .runs
+            .judge(self.request.run_policy.as_ref(), &self.request.token)
+        {
             return Ok(FirstPosition::Refused(denial));
         }
         let leases = self.leases().await?;
         let own = &look.contenders[at];
-        let (names, hold_record) = (&self.session.names, HoldRecord::of(self.request, Some(own.fence())));
+        let (names, hold_record) = (
+            &self.session.names,
+            HoldRecord::of(self.request, Some(own.fence())),
+        );
         let open = names.open_of(self.session.lease);
         let mut success = vec![ops::put(&open, hold_record.write(), 0)];
-        success.extend(look.runs.begin(names, self.request, Some(own.fence()), &leases));
+        success.extend(
+            look.runs
+                .begin(names, self.request, Some(own.fence()), &leases),
+        );
         let puts = success.len();
         success.push(ops::under(&names.below_fence(), false));
         // A late request of an earlier attempt must not begin the hold again.
         let known = look.record_of(own).map_or(0, |record| record.revision);
-        let compare = vec![ops::created_at(&own.name, own.created), ops::unchanged(&open, known)];
+        let compare = vec![
+            ops::created_at(&own.name, own.created),
+            ops::unchanged(&open, known),
+        ];
         match self.client.run_if(compare, success).await {
             Ok(mut answers) => {
                 if !answers.succeeded {
@@ -286,10 +410,16 @@ impl AcquireAttempt<'_> {
                 let runs = RunKeys::read(names, answers.keys()?)?;
                 Ok(FirstPosition::Granted(hold_record, runs))
             }
-            // The lock has precedence over its history, but not over its run records. A contender without a record is no waiter.
+            // The lock has precedence over its history, but not over its run records. A contender
+            // without a record is no waiter.
             Err(Trouble::Full(_) | Trouble::Refused(_)) if !records(self.request) => {
                 let compare = vec![ops::created_at(&own.name, own.created)];
-                if !self.client.run_if(compare, vec![ops::delete(&open)]).await?.succeeded {
+                if !self
+                    .client
+                    .run_if(compare, vec![ops::delete(&open)])
+                    .await?
+                    .succeeded
+                {
                     return Err(failure::contended().into());
                 }
                 Ok(FirstPosition::Granted(hold_record, look.runs.clone()))

@@ -1,8 +1,9 @@
 //! Sends requests to a cluster: chooses a member, logs in, and provides the few kinds of request.
 //!
-//! A request goes to one member and is answered once. It goes to another member only if the first did nothing about it (no process there,
-//! no leader, a learner), each at most once. After a new login it is repeated at most once. A member that has sent nothing since the
-//! connection began is not waited for, if the request may be sent to two members.
+//! A request goes to one member and is answered once. It goes to another member only if the first
+//! did nothing about it (no process there, no leader, a learner), each at most once. After a new
+//! login it is repeated at most once. A member that has sent nothing since the connection began is
+//! not waited for, if the request may be sent to two members.
 
 use prost::Message;
 use tokio::{sync::mpsc, task::JoinSet};
@@ -38,7 +39,8 @@ pub(super) struct EtcdClient {
     at: usize,
     pub(super) connection: Option<EtcdConnection>,
     pub(super) login: Option<MetadataValue<Ascii>>,
-    /// Whether a request is without an answer. If it still is at the next request, it was dropped, and the member may be frozen or cut off.
+    /// Whether a request is without an answer. If it still is at the next request, it was dropped,
+    /// and the member may be frozen or cut off.
     pub(super) under_way: bool,
 }
 
@@ -48,7 +50,13 @@ impl EtcdClient {
         // A random member, so that not all processes use the same one.
         let members = options.endpoints.len().max(1);
         let at = usize::try_from(crate::lock::random() % members as u64).unwrap_or_default();
-        Self { options, at, connection: None, login: None, under_way: false }
+        Self {
+            options,
+            at,
+            connection: None,
+            login: None,
+            under_way: false,
+        }
     }
 
     pub(super) fn options(&self) -> &EtcdOptions {
@@ -64,12 +72,17 @@ impl EtcdClient {
         self.at = (self.at + 1) % self.options.endpoints.len().max(1);
     }
 
-    /// Connects, if need be, to the first member from the current one on that accepts a connection, and logs in.
+    /// Connects, if need be, to the first member from the current one on that accepts a connection,
+    /// and logs in.
     pub(super) async fn open(&mut self) -> EtcdResult<()> {
         if std::mem::replace(&mut self.under_way, true) {
             self.next_member();
         }
-        if self.connection.as_ref().is_some_and(|connection| !connection.is_open()) {
+        if self
+            .connection
+            .as_ref()
+            .is_some_and(|connection| !connection.is_open())
+        {
             self.connection = None;
         }
         if self.connection.is_none() {
@@ -88,17 +101,30 @@ impl EtcdClient {
             Error::new(Kind::Config, "there is a user but no password")
                 .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration")
         })?;
-        let question = AuthenticateRequest { name, password: password.reveal().await? };
+        let question = AuthenticateRequest {
+            name,
+            password: password.reveal().await?,
+        };
         let mut others = self.others();
         let answer: AuthenticateResponse = loop {
-            match self.exchange("/etcdserverpb.Auth/Authenticate", question.clone(), Style::Unary, others > 0).await {
+            match self
+                .exchange(
+                    "/etcdserverpb.Auth/Authenticate",
+                    question.clone(),
+                    Style::Unary,
+                    others > 0,
+                )
+                .await
+            {
                 Ok(answer) => break answer,
                 Err(NoAnswer::Silent) => {
                     others -= 1;
                     self.next_member();
                     self.connection = Some(self.connect().await?);
                 }
-                Err(NoAnswer::Failed(status)) => return Err(not_yet(self.explain(failure::of(status)).await)),
+                Err(NoAnswer::Failed(status)) => {
+                    return Err(not_yet(self.explain(failure::of(status)).await));
+                }
             }
         };
         self.login = Some(answer.token.parse().map_err(|_| failure::unreadable())?);
@@ -133,38 +159,60 @@ impl EtcdClient {
     pub(super) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         // Without this header, a member that is cut off from the others lets its clients wait.
-        request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+        request
+            .metadata_mut()
+            .insert("hasleader", MetadataValue::from_static("true"));
         if let Some(login) = &self.login {
             request.metadata_mut().insert("token", login.clone());
         }
         request
     }
 
-    /// Sends one request. With `or_leave`, a member that sends nothing at all is not waited for. This requires a request that may be sent
-    /// to two members.
-    async fn exchange<Q, A>(&mut self, path: &'static str, question: Q, style: Style, or_leave: bool) -> std::result::Result<A, NoAnswer>
+    /// Sends one request. With `or_leave`, a member that sends nothing at all is not waited for.
+    /// This requires a request that may be sent to two members.
+    async fn exchange<Q, A>(
+        &mut self,
+        path: &'static str,
+        question: Q,
+        style: Style,
+        or_leave: bool,
+    ) -> std::result::Result<A, NoAnswer>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
         let path = PathAndQuery::from_static(path);
         let request = self.request(question);
-        let Some(connection) = &mut self.connection else { return Err(Status::unavailable("not connected").into()) };
+        let Some(connection) = &mut self.connection else {
+            return Err(Status::unavailable("not connected").into());
+        };
         let silent = connection.silent();
         let asked = async {
             match style {
-                Style::Unary => Ok(connection.grpc.unary(request, path, ProstCodec::<Q, A>::default()).await?.into_inner()),
+                Style::Unary => Ok(connection
+                    .grpc
+                    .unary(request, path, ProstCodec::<Q, A>::default())
+                    .await?
+                    .into_inner()),
                 Style::OneOfStream => {
-                    // The request stream ends after the answer, or when the wait ends. `etcd grpc-proxy` answers nothing after that end,
-                    // and until then the proxy shares its own request to the cluster with the next client.
+                    // The request stream ends after the answer, or when the wait ends. `etcd
+                    // grpc-proxy` answers nothing after that end, and until then the proxy shares
+                    // its own request to the cluster with the next client.
                     let (open, requests) = mpsc::unbounded_channel();
                     // The receiver still exists.
                     let request = request.map(|message| {
                         let _ = open.send(message);
                         UnboundedReceiverStream::new(requests)
                     });
-                    let mut answers = connection.grpc.streaming(request, path, ProstCodec::<Q, A>::default()).await?.into_inner();
-                    answers.message().await?.ok_or_else(|| Status::unavailable("no answer"))
+                    let mut answers = connection
+                        .grpc
+                        .streaming(request, path, ProstCodec::<Q, A>::default())
+                        .await?
+                        .into_inner();
+                    answers
+                        .message()
+                        .await?
+                        .ok_or_else(|| Status::unavailable("no answer"))
                 }
             }
         };
@@ -183,7 +231,10 @@ impl EtcdClient {
 
     /// Explains a connection that ended before the member sent anything.
     async fn explain(&mut self, trouble: Trouble) -> Trouble {
-        let greeted = self.connection.as_ref().is_none_or(|connection| connection.greeted);
+        let greeted = self
+            .connection
+            .as_ref()
+            .is_none_or(|connection| connection.greeted);
         if greeted || !matches!(trouble, Trouble::Broken(_) | Trouble::Elsewhere(_)) {
             return trouble;
         }
@@ -193,7 +244,12 @@ impl EtcdClient {
         }
     }
 
-    pub(super) async fn ask<Q, A>(&mut self, path: &'static str, question: Q, style: Style) -> EtcdResult<A>
+    pub(super) async fn ask<Q, A>(
+        &mut self,
+        path: &'static str,
+        question: Q,
+        style: Style,
+    ) -> EtcdResult<A>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
@@ -203,7 +259,12 @@ impl EtcdClient {
         answer
     }
 
-    async fn try_ask<Q, A>(&mut self, path: &'static str, question: Q, style: Style) -> EtcdResult<A>
+    async fn try_ask<Q, A>(
+        &mut self,
+        path: &'static str,
+        question: Q,
+        style: Style,
+    ) -> EtcdResult<A>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
@@ -214,7 +275,10 @@ impl EtcdClient {
         let repeatable = path != TXN;
         loop {
             self.open().await?;
-            let status = match self.exchange(path, question.clone(), style, repeatable && others > 0).await {
+            let status = match self
+                .exchange(path, question.clone(), style, repeatable && others > 0)
+                .await
+            {
                 Ok(answer) => {
                     self.greet();
                     return Ok(answer);
@@ -248,9 +312,13 @@ impl EtcdClient {
         }
     }
 
-    /// Sends several requests at once, which must be of a kind that may be sent to two members. A request that the member did nothing about
-    /// is sent again by itself.
-    pub(super) async fn ask_all<Q, A>(&mut self, path: &'static str, questions: Vec<Q>) -> Vec<EtcdResult<A>>
+    /// Sends several requests at once, which must be of a kind that may be sent to two members. A
+    /// request that the member did nothing about is sent again by itself.
+    pub(super) async fn ask_all<Q, A>(
+        &mut self,
+        path: &'static str,
+        questions: Vec<Q>,
+    ) -> Vec<EtcdResult<A>>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
@@ -263,8 +331,17 @@ impl EtcdClient {
             let mut under_way = JoinSet::new();
             for (nth, question) in questions.iter().cloned().enumerate() {
                 let (mut grpc, request) = (connection.grpc.clone(), self.request(question));
-                under_way
-                    .spawn(async move { (nth, grpc.unary(request, PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await) });
+                under_way.spawn(async move {
+                    (
+                        nth,
+                        grpc.unary(
+                            request,
+                            PathAndQuery::from_static(path),
+                            ProstCodec::<Q, A>::default(),
+                        )
+                        .await,
+                    )
+                });
             }
             let (mut broken, others) = (false, self.others());
             let silent = connection.silent();
@@ -278,7 +355,9 @@ impl EtcdClient {
                         break;
                     }
                 };
-                let Some(Ok((nth, answer))) = asked else { break };
+                let Some(Ok((nth, answer))) = asked else {
+                    break;
+                };
                 answered[nth] = match answer {
                     Ok(answer) => {
                         self.greet();

@@ -51,7 +51,8 @@ use crate::{
 /// The longest accepted answer. A queue of ten thousand takes a megabyte.
 const LONGEST_ANSWER: usize = 2 * MESSAGE;
 
-/// How long a member may send nothing at all before another member, if there is one, gets the request.
+/// How long a member may send nothing at all before another member, if there is one, gets the
+/// request.
 const SILENCE: Duration = Duration::from_millis(250);
 
 #[allow(clippy::disallowed_methods)] // a silent member must not keep the others from answering
@@ -71,8 +72,8 @@ pub(super) struct EtcdConnection {
 }
 
 impl Drop for EtcdConnection {
-    /// hyper's task keeps the connection open as long as a stream exists. Without this, a watch would stay on a silent member that dlock
-    /// left, and never report anything.
+    /// hyper's task keeps the connection open as long as a stream exists. Without this, a watch
+    /// would stay on a silent member that dlock left, and never report anything.
     fn drop(&mut self) {
         self.driver.abort();
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
@@ -85,30 +86,54 @@ impl EtcdConnection {
         let tcp = dial(&endpoint.0, endpoint.1).await?;
         let socket = tcp.as_fd().try_clone_to_owned().map_err(unreachable)?;
         let received = Arc::new(AtomicBool::new(false));
-        let tcp = ObservedTcp { tcp, received: Arc::clone(&received) };
-        let scheme = if options.tls.is_some() { "https" } else { "http" };
+        let tcp = ObservedTcp {
+            tcp,
+            received: Arc::clone(&received),
+        };
+        let scheme = if options.tls.is_some() {
+            "https"
+        } else {
+            "http"
+        };
         let origin = format!("{scheme}://{}", authority(endpoint));
-        let origin = origin.parse().map_err(|error| Error::new(Kind::Config, "the host's name can't be one").source(error))?;
+        let origin = origin.parse().map_err(|error| {
+            Error::new(Kind::Config, "the host's name can't be one").source(error)
+        })?;
         let (requests, driver) = match &options.tls {
             None => drive(tcp).await?,
             Some(wanted) => drive(encrypt(wanted, endpoint, tcp).await?).await?,
         };
-        let grpc = Grpc::with_origin(Channel(requests), origin).max_decoding_message_size(LONGEST_ANSWER);
-        Ok(Self { grpc, greeted: false, received, socket, driver })
+        let grpc =
+            Grpc::with_origin(Channel(requests), origin).max_decoding_message_size(LONGEST_ANSWER);
+        Ok(Self {
+            grpc,
+            greeted: false,
+            received,
+            socket,
+            driver,
+        })
     }
 
-    /// Returns why a server ended the connection right after the TLS handshake. The server rejects our certificate only then, and our first
-    /// bytes hid that alert. Returns `None` without such an alert.
-    pub(super) async fn why_ended(options: &EtcdOptions, endpoint: &(String, u16)) -> Option<Error> {
+    /// Returns why a server ended the connection right after the TLS handshake. The server rejects
+    /// our certificate only then, and our first bytes hid that alert. Returns `None` without such
+    /// an alert.
+    pub(super) async fn why_ended(
+        options: &EtcdOptions,
+        endpoint: &(String, u16),
+    ) -> Option<Error> {
         let tcp = dial(&endpoint.0, endpoint.1).await.ok()?;
-        let tcp = ObservedTcp { tcp, received: Arc::default() };
+        let tcp = ObservedTcp {
+            tcp,
+            received: Arc::default(),
+        };
         let mut stream = encrypt(options.tls.as_ref()?, endpoint, tcp).await.ok()?;
         stream.write_all(PREFACE).await.ok()?;
         let error = stream.read(&mut [0]).await.err().map(failure::tls);
         error.filter(|error| !error.is_transient())
     }
 
-    /// Completes once the member had time to send something and sent nothing. Never completes if the member has sent anything.
+    /// Completes once the member had time to send something and sent nothing. Never completes if
+    /// the member has sent anything.
     pub(super) fn silent(&self) -> impl Future<Output = ()> + use<> {
         let received = Arc::clone(&self.received);
         async move {
@@ -130,15 +155,29 @@ impl EtcdConnection {
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// Does the TLS handshake with a member, whose certificate must match the requested host.
-async fn encrypt(wanted: &Tls, (host, _): &(String, u16), tcp: ObservedTcp) -> Result<TlsStream<ObservedTcp>> {
-    let name = ServerName::try_from(host.clone())
-        .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
+async fn encrypt(
+    wanted: &Tls,
+    (host, _): &(String, u16),
+    tcp: ObservedTcp,
+) -> Result<TlsStream<ObservedTcp>> {
+    let name = ServerName::try_from(host.clone()).map_err(|error| {
+        Error::new(
+            Kind::Config,
+            "the host's name can't be one in a certificate",
+        )
+        .source(error)
+    })?;
     let mut config = tls::config(wanted)?;
     config.alpn_protocols = vec![b"h2".to_vec()];
-    TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map_err(failure::tls)
+    TlsConnector::from(Arc::new(config))
+        .connect(name, tcp)
+        .await
+        .map_err(failure::tls)
 }
 
-async fn drive(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<(SendRequest<Body>, AbortHandle)> {
+async fn drive(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) -> Result<(SendRequest<Body>, AbortHandle)> {
     let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
     let (requests, connection) = handshake.await.map_err(failure::no_http2)?;
     // A request in progress gets its own error.
@@ -153,7 +192,11 @@ struct ObservedTcp {
 }
 
 impl AsyncRead for ObservedTcp {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let before = into.filled().len();
         let read = Pin::new(&mut self.tcp).poll_read(context, into);
         if into.filled().len() > before {
@@ -164,11 +207,19 @@ impl AsyncRead for ObservedTcp {
 }
 
 impl AsyncWrite for ObservedTcp {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.tcp).poll_write(context, bytes)
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.tcp).poll_write_vectored(context, bytes)
     }
 
@@ -192,10 +243,17 @@ pub(super) struct Channel(SendRequest<Body>);
 impl Service<http::Request<Body>> for Channel {
     type Response = http::Response<Incoming>;
     type Error = LostRequest;
-    type Future = Pin<Box<dyn Future<Output = std::result::Result<Self::Response, LostRequest>> + Send>>;
+    type Future =
+        Pin<Box<dyn Future<Output = std::result::Result<Self::Response, LostRequest>> + Send>>;
 
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<std::result::Result<(), LostRequest>> {
-        self.0.poll_ready(context).map_err(|source| LostRequest { sent: false, source })
+    fn poll_ready(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<std::result::Result<(), LostRequest>> {
+        self.0.poll_ready(context).map_err(|source| LostRequest {
+            sent: false,
+            source,
+        })
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
@@ -204,7 +262,10 @@ impl Service<http::Request<Body>> for Channel {
             answer.await.map_err(|mut failed| {
                 // hyper returns the message if it was never sent.
                 let sent = failed.take_message().is_none();
-                LostRequest { sent, source: failed.into_error() }
+                LostRequest {
+                    sent,
+                    source: failed.into_error(),
+                }
             })
         })
     }

@@ -15,16 +15,28 @@ use super::{
 };
 use crate::{
     backends::net::transport,
-    lock::{Admin, Check, Error, Finding, Grants, Kind, PASSWORD, Progress, Result, Role, ServerTime, check},
+    lock::{
+        Admin, Check, Error, Finding, Grants, Kind, PASSWORD, Progress, Result, Role, ServerTime,
+        check,
+    },
 };
 
 /// The checks.
 pub const CHECKS: &[Check] = &[
     check("version", "the server's version"),
     check("alarms", "alarms that are raised: NOSPACE, CORRUPT"),
-    check("quota", "how much is stored, of quota-backend-bytes where that is told"),
-    check("compaction", "whether the history of old changes is ever removed (auto-compaction)"),
-    check("members", "how many members there are, and how many may fail"),
+    check(
+        "quota",
+        "how much is stored, of quota-backend-bytes where that is told",
+    ),
+    check(
+        "compaction",
+        "whether the history of old changes is ever removed (auto-compaction)",
+    ),
+    check(
+        "members",
+        "how many members there are, and how many may fail",
+    ),
     transport::CHECK,
 ];
 
@@ -98,32 +110,74 @@ struct Member {
 
 impl Etcd {
     async fn look_at_cluster(&mut self) -> EtcdResult<Vec<Finding>> {
-        // Open to every user before etcd 3.5.17 or so, then to the role root only: any logged-in user can still take locks.
-        let status: EtcdResult<StatusResponse> = self.client.ask("/etcdserverpb.Maintenance/Status", StatusRequest {}, Style::Unary).await;
+        // Open to every user before etcd 3.5.17 or so, then to the role root only: any logged-in
+        // user can still take locks.
+        let status: EtcdResult<StatusResponse> = self
+            .client
+            .ask(
+                "/etcdserverpb.Maintenance/Status",
+                StatusRequest {},
+                Style::Unary,
+            )
+            .await;
         let status = match status {
             Ok(status) => Some(status),
-            Err(Trouble::Refused(error)) if error.kind == Kind::Denied && self.client.login.is_some() => None,
+            Err(Trouble::Refused(error))
+                if error.kind == Kind::Denied && self.client.login.is_some() =>
+            {
+                None
+            }
             Err(trouble) => return Err(trouble),
         };
         let hidden = |check, what| Finding::unchecked(check, what, "only the role root may see it");
-        let alarms: EtcdResult<AlarmResponse> = self.client.ask("/etcdserverpb.Maintenance/Alarm", AlarmRequest {}, Style::Unary).await;
-        let members: EtcdResult<MemberListResponse> =
-            self.client.ask("/etcdserverpb.Cluster/MemberList", MemberListRequest {}, Style::Unary).await;
-        let mut found = vec![status.as_ref().map_or_else(|| hidden("version", "the version"), |status| version(&status.version))];
+        let alarms: EtcdResult<AlarmResponse> = self
+            .client
+            .ask(
+                "/etcdserverpb.Maintenance/Alarm",
+                AlarmRequest {},
+                Style::Unary,
+            )
+            .await;
+        let members: EtcdResult<MemberListResponse> = self
+            .client
+            .ask(
+                "/etcdserverpb.Cluster/MemberList",
+                MemberListRequest {},
+                Style::Unary,
+            )
+            .await;
+        let mut found = vec![status.as_ref().map_or_else(
+            || hidden("version", "the version"),
+            |status| version(&status.version),
+        )];
         found.push(match alarms {
             Ok(answer) => raised(&answer.alarms),
             Err(trouble) => unchecked("alarms", "alarms", trouble),
         });
-        found.push(status.as_ref().map_or_else(|| hidden("quota", "the quota"), quota));
+        found.push(
+            status
+                .as_ref()
+                .map_or_else(|| hidden("quota", "the quota"), quota),
+        );
         let key = names::prefix(&self.client.options().namespace).into_bytes();
         let key = if key.is_empty() { vec![0] } else { key };
-        let oldest: EtcdResult<OldResponse> =
-            self.client.ask("/etcdserverpb.KV/Range", OldRequest { key, revision: 1 }, Style::Unary).await;
+        let oldest: EtcdResult<OldResponse> = self
+            .client
+            .ask(
+                "/etcdserverpb.KV/Range",
+                OldRequest { key, revision: 1 },
+                Style::Unary,
+            )
+            .await;
         found.push(match (oldest.map_err(Error::from), &status) {
             (Ok(_), Some(status)) => all_kept(status),
             (Ok(_), None) => hidden("compaction", "whether old changes are removed"),
             (Err(error), _) if error.message.contains("has been compacted") => compacted(),
-            (Err(error), _) => Finding::unchecked("compaction", "whether old changes are removed", &error.message),
+            (Err(error), _) => Finding::unchecked(
+                "compaction",
+                "whether old changes are removed",
+                &error.message,
+            ),
         });
         found.push(match (members, &status) {
             (Ok(answer), Some(status)) => members_of(&answer.members, status.leader),
@@ -135,7 +189,11 @@ impl Etcd {
             transport::verified()
         } else {
             let hosts = options.endpoints.iter().map(|(host, _)| host.as_str());
-            transport::in_clear(hosts, options.password.is_some(), "a URL that begins with etcds, and TLS for the members' clients")
+            transport::in_clear(
+                hosts,
+                options.password.is_some(),
+                "a URL that begins with etcds, and TLS for the members' clients",
+            )
         });
         Ok(found)
     }
@@ -163,19 +221,24 @@ fn raised(alarms: &[AlarmMember]) -> Finding {
     const ID: &str = "alarms";
     let of = |kind: i32| alarms.iter().filter(|alarm| alarm.kind == kind).count();
     match (of(1), of(2)) {
-        (_, corrupt @ 1..) => {
-            Finding::not_safe(ID, format!("CORRUPT on {corrupt} members"), "members don't store the same: two may be granted one lock")
-                .fix("replace the member that is wrong; etcdctl alarm list")
-        }
+        (_, corrupt @ 1..) => Finding::not_safe(
+            ID,
+            format!("CORRUPT on {corrupt} members"),
+            "members don't store the same: two may be granted one lock",
+        )
+        .fix("replace the member that is wrong; etcdctl alarm list"),
         (full @ 1.., _) => {
             let text = format!("NOSPACE on {full} members");
-            Finding::not_safe(ID, text, "no lock can be taken").fix("etcdctl compact, defrag, alarm disarm; or a larger quota")
+            Finding::not_safe(ID, text, "no lock can be taken")
+                .fix("etcdctl compact, defrag, alarm disarm; or a larger quota")
         }
         (0, 0) if alarms.is_empty() => Finding::ok(ID, "no alarm is raised"),
-        (0, 0) => {
-            Finding::warn(ID, format!("{} alarms of a kind that dlock doesn't know", alarms.len()), "the members know what could happen")
-                .fix("etcdctl alarm list")
-        }
+        (0, 0) => Finding::warn(
+            ID,
+            format!("{} alarms of a kind that dlock doesn't know", alarms.len()),
+            "the members know what could happen",
+        )
+        .fix("etcdctl alarm list"),
     }
 }
 
@@ -184,10 +247,19 @@ fn quota(status: &StatusResponse) -> Finding {
     let megabytes = |bytes: i64| bytes >> 20;
     let (used, reported) = (status.db_size, status.db_size_quota);
     let limit = if reported > 0 { reported } else { USUAL_QUOTA };
-    let of = if reported > 0 { "quota-backend-bytes" } else { "the usual quota, its own is not told" };
-    let text = format!("{} MB stored of {} MB ({of})", megabytes(used), megabytes(limit));
+    let of = if reported > 0 {
+        "quota-backend-bytes"
+    } else {
+        "the usual quota, its own is not told"
+    };
+    let text = format!(
+        "{} MB stored of {} MB ({of})",
+        megabytes(used),
+        megabytes(limit)
+    );
     if used > limit / 10 * 8 {
-        return Finding::warn(ID, text, "once it is full, no lock can be taken").fix("etcdctl compact and defrag, or a larger quota");
+        return Finding::warn(ID, text, "once it is full, no lock can be taken")
+            .fix("etcdctl compact and defrag, or a larger quota");
     }
     Finding::ok(ID, text)
 }
@@ -203,26 +275,42 @@ fn compacted() -> Finding {
 fn all_kept(status: &StatusResponse) -> Finding {
     const ID: &str = "compaction";
     let changes = status.header.as_ref().map_or(0, |header| header.revision);
-    let text = format!("all {changes} changes since the cluster began are kept, in {} MB", status.db_size >> 20);
+    let text = format!(
+        "all {changes} changes since the cluster began are kept, in {} MB",
+        status.db_size >> 20
+    );
     if changes < MANY_CHANGES {
         return Finding::ok(ID, text);
     }
-    Finding::warn(ID, text, "each run adds 1 to 2 KB; once the quota is full, no lock can be taken")
-        .fix("--auto-compaction-retention=1h on every member, and etcdctl compact now")
+    Finding::warn(
+        ID,
+        text,
+        "each run adds 1 to 2 KB; once the quota is full, no lock can be taken",
+    )
+    .fix("--auto-compaction-retention=1h on every member, and etcdctl compact now")
 }
 
 fn members_of(members: &[Member], leader: u64) -> Finding {
     const ID: &str = "members";
     let voters = members.iter().filter(|member| !member.learner).count();
     let may_fail = voters.saturating_sub(1) / 2;
-    let text = if voters == 1 { "1 member".to_owned() } else { format!("{voters} members, {may_fail} may fail") };
+    let text = if voters == 1 {
+        "1 member".to_owned()
+    } else {
+        format!("{voters} members, {may_fail} may fail")
+    };
     if leader == 0 {
-        return Finding::not_safe(ID, format!("{text}; none leads"), "locks can't be taken").fix("etcdctl endpoint status --cluster");
+        return Finding::not_safe(ID, format!("{text}; none leads"), "locks can't be taken")
+            .fix("etcdctl endpoint status --cluster");
     }
     if may_fail == 0 {
         let which = if voters == 1 { "it" } else { "one" };
-        return Finding::warn(ID, text, format!("when {which} is down, locks can't be taken and jobs are stopped"))
-            .fix("three members, or five");
+        return Finding::warn(
+            ID,
+            text,
+            format!("when {which} is down, locks can't be taken and jobs are stopped"),
+        )
+        .fix("three members, or five");
     }
     Finding::ok(ID, text)
 }
@@ -230,7 +318,9 @@ fn members_of(members: &[Member], leader: u64) -> Finding {
 #[async_trait(?Send)]
 impl Admin for Etcd {
     async fn collect(&mut self, unused_for: Duration, progress: &Progress) -> Result<Option<u64>> {
-        Ok(Some(gc::collect(&mut self.client, unused_for, progress).await?))
+        Ok(Some(
+            gc::collect(&mut self.client, unused_for, progress).await?,
+        ))
     }
 
     fn checks(&self) -> Vec<Check> {
@@ -252,17 +342,29 @@ impl Admin for Etcd {
         let kind = if role.writes() { "readwrite" } else { "read" };
         let mut lines = vec![format!("etcdctl role add {user}")];
         let all = namespace.as_str().is_empty();
-        for start in if all { vec!["''".to_owned()] } else { vec![names::prefix(namespace), names::side(namespace)] } {
-            lines.push(format!("etcdctl role grant-permission --prefix=true {user} {kind} {start}"));
+        for start in if all {
+            vec!["''".to_owned()]
+        } else {
+            vec![names::prefix(namespace), names::side(namespace)]
+        } {
+            lines.push(format!(
+                "etcdctl role grant-permission --prefix=true {user} {kind} {start}"
+            ));
         }
         lines.push(format!("etcdctl user add {user}:{PASSWORD}"));
         lines.push(format!("etcdctl user grant-role {user} {user}"));
-        let mut notes = vec![format!("put a password in the place of {PASSWORD}; etcdctl auth enable makes it count")];
+        let mut notes = vec![format!(
+            "put a password in the place of {PASSWORD}; etcdctl auth enable makes it count"
+        )];
         if all {
-            notes.push("the namespace is empty: locks may be anywhere, and so may this user".into());
+            notes
+                .push("the namespace is empty: locks may be anywhere, and so may this user".into());
         }
         notes.push("dlock doctor sees the members with the role root only".into());
-        Grants { text: lines.join("\n") + "\n", notes }
+        Grants {
+            text: lines.join("\n") + "\n",
+            notes,
+        }
     }
 }
 
@@ -289,12 +391,19 @@ mod tests {
 
     #[test]
     fn a_history_without_compaction_is_reported() {
-        let status = |revision| StatusResponse { header: Some(Header { revision }), db_size: 3 << 20, ..StatusResponse::default() };
+        let status = |revision| StatusResponse {
+            header: Some(Header { revision }),
+            db_size: 3 << 20,
+            ..StatusResponse::default()
+        };
         assert_eq!(all_kept(&status(50)).severity, Severity::Ok);
         let reported = all_kept(&status(50_000));
         assert_eq!(
             (reported.severity, reported.text.as_str()),
-            (Severity::Warn, "all 50000 changes since the cluster began are kept, in 3 MB")
+            (
+                Severity::Warn,
+                "all 50000 changes since the cluster began are kept, in 3 MB"
+            )
         );
     }
 
@@ -306,7 +415,10 @@ mod tests {
         assert_eq!(raised(&[alarm(9)]).severity, Severity::Warn);
         let of = |voters: usize| vec![Member { learner: false }; voters];
         assert_eq!(members_of(&of(3), 1).text, "3 members, 1 may fail");
-        assert_eq!(members_of(&[of(2), vec![Member { learner: true }]].concat(), 1).severity, Severity::Warn);
+        assert_eq!(
+            members_of(&[of(2), vec![Member { learner: true }]].concat(), 1).severity,
+            Severity::Warn
+        );
         assert_eq!(members_of(&of(5), 0).severity, Severity::Unsafe);
     }
 }

@@ -1,6 +1,7 @@
 //! Converts errors of etcd, gRPC, the network and TLS to the one error type.
 //!
-//! etcd's errors are distinguished by their texts, as etcd's own clients do: one gRPC code covers many errors.
+//! etcd's errors are distinguished by their texts, as etcd's own clients do: one gRPC code covers
+//! many errors.
 
 use std::{
     error::{self, Error as _},
@@ -45,9 +46,14 @@ impl From<Trouble> for Error {
 }
 
 impl From<Error> for Trouble {
-    /// No member has refused anything if no connection was made: a request that was not sent must not be repeated without a part of it.
+    /// No member has refused anything if no connection was made: a request that was not sent must
+    /// not be repeated without a part of it.
     fn from(error: Error) -> Self {
-        if error.is_transient() { Self::Broken(error) } else { Self::Refused(error) }
+        if error.is_transient() {
+            Self::Broken(error)
+        } else {
+            Self::Refused(error)
+        }
     }
 }
 
@@ -73,7 +79,10 @@ impl error::Error for LostRequest {
 
 /// Returns the meaning of a gRPC status.
 pub(super) fn of(status: Status) -> Trouble {
-    if let Some(lost) = status.source().and_then(|source| source.downcast_ref::<LostRequest>()) {
+    if let Some(lost) = status
+        .source()
+        .and_then(|source| source.downcast_ref::<LostRequest>())
+    {
         let error = Error::new(Kind::Unavailable, "the connection to the server broke");
         return if lost.sent {
             Trouble::Broken(error.effect(Effect::Unknown).source(status))
@@ -146,20 +155,27 @@ fn no_user() -> Error {
 
 /// Returns the error for an ended lease of a hold or a queue position.
 pub(super) fn lease_gone() -> Error {
-    Error::new(Kind::Unavailable, "the lease ended while the lock was being taken").effect(Effect::Unknown)
+    Error::new(
+        Kind::Unavailable,
+        "the lease ended while the lock was being taken",
+    )
+    .effect(Effect::Unknown)
 }
 
 /// Returns the error for a step that other processes disturbed again and again.
 pub(super) fn contended() -> Error {
-    Error::new(Kind::Unavailable, "nested holds of the lock came and went meanwhile")
+    Error::new(
+        Kind::Unavailable,
+        "nested holds of the lock came and went meanwhile",
+    )
 }
 
 /// Returns the trouble of a connection that ended before the member sent anything.
 pub(super) fn never_spoke(trouble: Trouble, encrypted: bool) -> Trouble {
     match trouble {
-        Trouble::Broken(error) if !encrypted && error.hint.is_none() => {
-            Trouble::Broken(error.hint("if the server speaks TLS there, the URL begins with etcds://"))
-        }
+        Trouble::Broken(error) if !encrypted && error.hint.is_none() => Trouble::Broken(
+            error.hint("if the server speaks TLS there, the URL begins with etcds://"),
+        ),
         trouble => trouble,
     }
 }
@@ -171,7 +187,9 @@ pub(super) fn no_http2(error: hyper::Error) -> Error {
 
 /// Returns the error for a failed TLS handshake: no request was sent.
 pub(super) fn tls(error: io::Error) -> Error {
-    let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let cause = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
     let failure = match cause {
         Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
             .hint("an authority of your own is named with ?cacert=FILE; the host in the URL must be one that the certificate names"),
@@ -187,14 +205,21 @@ pub(super) fn tls(error: io::Error) -> Error {
 
 /// Returns the error for an answer that no version of the server gives.
 pub(super) fn unreadable() -> Error {
-    Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is it an etcd server?")
+    Error::new(Kind::Data, "the server's answer can't be understood")
+        .effect(Effect::Unknown)
+        .hint("is it an etcd server?")
 }
 
 /// Returns the error for a key of a lock whose value dlock did not write.
 pub(super) fn unreadable_value(name: &[u8]) -> Error {
     let name = clean(&String::from_utf8_lossy(name));
-    Error::new(Kind::Data, format!("the value of the key {name} is not one that dlock writes"))
-        .hint(format!("etcdctl del '{name}' removes it; its records of earlier runs are lost then"))
+    Error::new(
+        Kind::Data,
+        format!("the value of the key {name} is not one that dlock writes"),
+    )
+    .hint(format!(
+        "etcdctl del '{name}' removes it; its records of earlier runs are lost then"
+    ))
 }
 
 /// Returns the error for a key that looks like a hold and never expires.
@@ -204,7 +229,10 @@ pub(super) fn never_expires(name: &str) -> Error {
 }
 
 fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(200)
+        .collect()
 }
 
 #[cfg(test)]
@@ -214,32 +242,78 @@ mod tests {
     #[test]
     fn only_a_lasting_error_is_a_refusal() {
         assert!(matches!(Trouble::from(unreadable()), Trouble::Refused(_)));
-        assert!(matches!(Trouble::from(Error::new(Kind::Unavailable, "can't connect")), Trouble::Broken(_)));
-        assert!(!matches!(of(Status::new(Code::ResourceExhausted, "etcdserver: too many requests")), Trouble::Refused(_)));
+        assert!(matches!(
+            Trouble::from(Error::new(Kind::Unavailable, "can't connect")),
+            Trouble::Broken(_)
+        ));
+        assert!(!matches!(
+            of(Status::new(
+                Code::ResourceExhausted,
+                "etcdserver: too many requests"
+            )),
+            Trouble::Refused(_)
+        ));
     }
 
     #[test]
     fn etcds_errors_are_distinguished_by_their_texts() {
         let of = |code, text: &str| of(Status::new(code, text));
-        assert!(matches!(of(Code::NotFound, "etcdserver: requested lease not found"), Trouble::NoLease));
-        assert!(matches!(of(Code::FailedPrecondition, "etcdserver: lease already exists"), Trouble::LeaseExists));
-        assert!(matches!(of(Code::Unauthenticated, "etcdserver: invalid auth token"), Trouble::LoginOver(_)));
+        assert!(matches!(
+            of(Code::NotFound, "etcdserver: requested lease not found"),
+            Trouble::NoLease
+        ));
+        assert!(matches!(
+            of(Code::FailedPrecondition, "etcdserver: lease already exists"),
+            Trouble::LeaseExists
+        ));
+        assert!(matches!(
+            of(Code::Unauthenticated, "etcdserver: invalid auth token"),
+            Trouble::LoginOver(_)
+        ));
         for (text, transient, effect) in [
             ("etcdserver: no leader", true, Effect::NotApplied),
             ("etcdserver: too many requests", true, Effect::NotApplied),
-            ("etcdserver: rpc not supported for learner", true, Effect::NotApplied),
+            (
+                "etcdserver: rpc not supported for learner",
+                true,
+                Effect::NotApplied,
+            ),
             ("etcdserver: request timed out", true, Effect::Unknown),
             ("etcdserver: leader changed", true, Effect::Unknown),
         ] {
             let error = Error::from(of(Code::Unavailable, text));
-            assert_eq!((error.is_transient(), error.effect), (transient, effect), "{text}");
+            assert_eq!(
+                (error.is_transient(), error.effect),
+                (transient, effect),
+                "{text}"
+            );
         }
         for (code, text, kind) in [
-            (Code::PermissionDenied, "etcdserver: permission denied", Kind::Denied),
-            (Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password", Kind::Denied),
-            (Code::InvalidArgument, "etcdserver: user name is empty", Kind::Denied),
-            (Code::InvalidArgument, "etcdserver: too many operations in txn request", Kind::Config),
-            (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", Kind::Unavailable),
+            (
+                Code::PermissionDenied,
+                "etcdserver: permission denied",
+                Kind::Denied,
+            ),
+            (
+                Code::InvalidArgument,
+                "etcdserver: authentication failed, invalid user ID or password",
+                Kind::Denied,
+            ),
+            (
+                Code::InvalidArgument,
+                "etcdserver: user name is empty",
+                Kind::Denied,
+            ),
+            (
+                Code::InvalidArgument,
+                "etcdserver: too many operations in txn request",
+                Kind::Config,
+            ),
+            (
+                Code::ResourceExhausted,
+                "etcdserver: mvcc: database space exceeded",
+                Kind::Unavailable,
+            ),
         ] {
             assert_eq!(Error::from(of(code, text)).kind, kind, "{text}");
         }

@@ -29,22 +29,36 @@ pub(super) async fn inspect(client: &mut EtcdClient, key: &Key) -> EtcdResult<Lo
         key: key.clone(),
         stored_as: names.display_name(),
         // The current holders came after the last hold that was released.
-        last_fence: holders.iter().filter_map(|holder| holder.fence).max().or(last),
+        last_fence: holders
+            .iter()
+            .filter_map(|holder| holder.fence)
+            .max()
+            .or(last),
         holders,
         waiters: waiters(&look)?,
     })
 }
 
 /// Returns the state of the held locks whose keys begin with `start`, by key.
-pub(super) async fn list(client: &mut EtcdClient, start: &str, progress: &Progress) -> EtcdResult<Vec<LockState>> {
+pub(super) async fn list(
+    client: &mut EtcdClient,
+    start: &str,
+    progress: &Progress,
+) -> EtcdResult<Vec<LockState>> {
     let namespace = client.options().namespace.clone();
     let start = names::prefix(&namespace) + &names::ENCODING.encode_str(start);
     let mut answers = client.run(vec![ops::under(&start, true)]).await?;
     let mut keys = BTreeSet::new();
     for kv in answers.keys()? {
-        let found = str::from_utf8(&kv.key).ok().and_then(|name| names::key_of(&namespace, name));
+        let found = str::from_utf8(&kv.key)
+            .ok()
+            .and_then(|name| names::key_of(&namespace, name));
         // A key without a lease is no hold. In an empty namespace it may be anything.
-        keys.extend(found.filter(|(_, rest)| kv.lease != 0 && mode_of(rest).is_some()).map(|(key, _)| key));
+        keys.extend(
+            found
+                .filter(|(_, rest)| kv.lease != 0 && mode_of(rest).is_some())
+                .map(|(key, _)| key),
+        );
     }
     let mut states = Vec::new();
     for key in keys {
@@ -58,14 +72,29 @@ pub(super) async fn list(client: &mut EtcdClient, start: &str, progress: &Progre
 }
 
 /// Returns the keys that begin with `start` and have a fence, a record or a run record, by key.
-pub(super) async fn known(client: &mut EtcdClient, start: &str, which: Which, progress: &Progress) -> EtcdResult<Vec<Key>> {
+pub(super) async fn known(
+    client: &mut EtcdClient,
+    start: &str,
+    which: Which,
+    progress: &Progress,
+) -> EtcdResult<Vec<Key>> {
     let namespace = client.options().namespace.clone();
     let mut keys = BTreeSet::new();
     for folder in names::records(&namespace) {
-        let mut answers = client.run(vec![ops::under(&(folder.clone() + &names::ENCODING.encode_str(start)), true)]).await?;
+        let mut answers = client
+            .run(vec![ops::under(
+                &(folder.clone() + &names::ENCODING.encode_str(start)),
+                true,
+            )])
+            .await?;
         progress.part();
         for kv in answers.keys()? {
-            let Some(rest) = str::from_utf8(&kv.key).ok().and_then(|name| name.strip_prefix(&*folder)) else { continue };
+            let Some(rest) = str::from_utf8(&kv.key)
+                .ok()
+                .and_then(|name| name.strip_prefix(&*folder))
+            else {
+                continue;
+            };
             let (name, what) = rest.split_once('/').unwrap_or((rest, ""));
             if which == Which::All || ["least", "guard"].contains(&what) {
                 keys.extend(names::ENCODING.decode(name));
@@ -75,7 +104,8 @@ pub(super) async fn known(client: &mut EtcdClient, start: &str, which: Which, pr
     Ok(keys.into_iter().collect())
 }
 
-/// Returns the holders at these positions. With `ends`, adds the rest of their leases, with one request for each.
+/// Returns the holders at these positions. With `ends`, adds the rest of their leases, with one
+/// request for each.
 ///
 /// etcd has no clock for the time of a grant, and counts leases in whole seconds.
 pub(super) async fn read_holders(
@@ -88,7 +118,11 @@ pub(super) async fn read_holders(
     for at in holders {
         let one = &look.contenders[at];
         let info = one.info()?;
-        let left = if ends && one.lease != 0 { remaining(client, one.lease).await? } else { Remaining::Unknown };
+        let left = if ends && one.lease != 0 {
+            remaining(client, one.lease).await?
+        } else {
+            Remaining::Unknown
+        };
         let (expires_in, renewed_ago) = match left {
             Remaining::For { left, ago } => (Some(left), Some(ago)),
             // It ended after the look.
@@ -112,7 +146,11 @@ pub(super) async fn read_holders(
 /// Returns the waiters, by the data that they wrote.
 fn waiters(look: &LockAtRevision) -> Result<Vec<Waiter>> {
     let waiter = |at: usize| -> Result<Waiter> {
-        Ok(Waiter { metadata: look.contenders[at].info()?.and_then(|info| info.metadata), waiting_for: None, in_order: true })
+        Ok(Waiter {
+            metadata: look.contenders[at].info()?.and_then(|info| info.metadata),
+            waiting_for: None,
+            in_order: true,
+        })
     };
     look.queue.waiters().map(waiter).collect()
 }
@@ -140,7 +178,13 @@ pub(super) async fn remaining(client: &mut EtcdClient, lease: i64) -> EtcdResult
         Err(Trouble::Refused(_)) => return Ok(Remaining::Unknown),
         Err(trouble) => return Err(trouble),
     };
-    let (Ok(left), Ok(granted)) = (u64::try_from(answer.ttl), u64::try_from(answer.granted_ttl)) else { return Ok(Remaining::Over) };
+    let (Ok(left), Ok(granted)) = (u64::try_from(answer.ttl), u64::try_from(answer.granted_ttl))
+    else {
+        return Ok(Remaining::Over);
+    };
     let left = Duration::from_secs((left + 1).min(granted));
-    Ok(Remaining::For { left, ago: Duration::from_secs(granted).saturating_sub(left) })
+    Ok(Remaining::For {
+        left,
+        ago: Duration::from_secs(granted).saturating_sub(left),
+    })
 }

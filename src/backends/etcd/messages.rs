@@ -1,5 +1,6 @@
-//! The dozen messages of etcd's v3 protocol that locks need, written by hand from its `rpc.proto`, `kv.proto` and
-//! `auth.proto`: the generated ones need a protobuf compiler at build time. Fields that are not read here are left out.
+//! The dozen messages of etcd's v3 protocol that locks need, written by hand from its `rpc.proto`,
+//! `kv.proto` and `auth.proto`: the generated ones need a protobuf compiler at build time. Fields
+//! that are not read here are left out.
 
 use prost::{Message, Oneof};
 

@@ -1,14 +1,17 @@
 //! An etcd v3 cluster.
 //!
-//! A lock is a folder of keys, one for each holder or waiter, each with a lease of its own. The keys' order of creation is the order of the
-//! queue, and a key's create revision is its fence. `etcdctl lock`, Go's `concurrency` package and etcd's read-write lock do the same, so
-//! they and dlock exclude each other. Safety arguments are next to the code: [`acquire`] and [`hold`] list the interleavings that they
-//! handle, [`names`] lists the keys.
+//! A lock is a folder of keys, one for each holder or waiter, each with a lease of its own. The
+//! keys' order of creation is the order of the queue, and a key's create revision is its fence.
+//! `etcdctl lock`, Go's `concurrency` package and etcd's read-write lock do the same, so they and
+//! dlock exclude each other. Safety arguments are next to the code: [`acquire`] and [`hold`] list
+//! the interleavings that they handle, [`names`] lists the keys.
 //!
-//! A holder of another library leaves no record that tells whether it left in order, so no successor leaves it time to stop. `etcdctl lock`
-//! doesn't stop its command when its lease is lost, and would gain nothing.
+//! A holder of another library leaves no record that tells whether it left in order, so no
+//! successor leaves it time to stop. `etcdctl lock` doesn't stop its command when its lease is
+//! lost, and would gain nothing.
 //!
-//! This module never retries or prints. It limits time only where another member can answer instead.
+//! This module never retries or prints. It limits time only where another member can answer
+//! instead.
 
 mod acquire;
 mod breaking;
@@ -48,8 +51,9 @@ use self::{
     session::{EtcdSession, HoldState, seconds},
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, Entry, Grant, History, Identity, Intent, Key, LockState, Notice, Progress, Release,
-    ReleaseInfo, Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
+    Amendment, Attempt, Backend, Capabilities, Entry, Grant, History, Identity, Intent, Key,
+    LockState, Notice, Progress, Release, ReleaseInfo, Renewal, Request, Result, Tether, Token,
+    Ttl, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -71,11 +75,13 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 
 /// Locks in one etcd cluster.
 ///
-/// The backend has at most one connection, to one member, made by the first operation that needs it. An operation that is dropped or fails
-/// closes the connection, and the next one uses another member.
+/// The backend has at most one connection, to one member, made by the first operation that needs
+/// it. An operation that is dropped or fails closes the connection, and the next one uses another
+/// member.
 pub struct Etcd {
     client: EtcdClient,
-    /// The requests of this process, noted before they are sent: an unanswered request may have been served.
+    /// The requests of this process, noted before they are sent: an unanswered request may have
+    /// been served.
     sessions: Vec<EtcdSession>,
     notices: Vec<Notice>,
 }
@@ -83,17 +89,27 @@ pub struct Etcd {
 impl Etcd {
     /// Creates a backend for `options`, without I/O.
     pub fn new(options: EtcdOptions) -> Self {
-        Self { client: EtcdClient::new(options), sessions: Vec::new(), notices: Vec::new() }
+        Self {
+            client: EtcdClient::new(options),
+            sessions: Vec::new(),
+            notices: Vec::new(),
+        }
     }
 
     fn at(&self, key: &Key, token: &Token) -> Option<usize> {
-        self.sessions.iter().position(|session| session.key == *key && session.token == *token)
+        self.sessions
+            .iter()
+            .position(|session| session.key == *key && session.token == *token)
     }
 
     /// Returns the index of the session of this token's hold. Creates the session if there is none.
     fn session(&mut self, key: &Key, token: &Token) -> usize {
         self.at(key, token).unwrap_or_else(|| {
-            self.sessions.push(EtcdSession::new(&self.client.options().namespace, key, token));
+            self.sessions.push(EtcdSession::new(
+                &self.client.options().namespace,
+                key,
+                token,
+            ));
             self.sessions.len() - 1
         })
     }
@@ -110,7 +126,11 @@ impl Etcd {
         } else {
             format!("the lease lasts {length}, no longer than that of the lock which was entered")
         };
-        self.notices.push(Notice { warning: false, text, hint: None });
+        self.notices.push(Notice {
+            warning: false,
+            text,
+            hint: None,
+        });
     }
 }
 
@@ -121,7 +141,10 @@ impl Backend for Etcd {
         let url = options.redacted_url();
         options.endpoints.sort();
         let parts = [&*options.redacted_url(), options.namespace.as_str()];
-        Identity { has_other_servers: options.endpoints.len() > 1, ..Identity::new(&CAPABILITIES, url, &parts) }
+        Identity {
+            has_other_servers: options.endpoints.len() > 1,
+            ..Identity::new(&CAPABILITIES, url, &parts)
+        }
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
@@ -130,7 +153,8 @@ impl Backend for Etcd {
         let session = &mut self.sessions[at];
         session.taking = true;
         if request.entry == Entry::Reenter {
-            // This is set before any request: if the process gives up from now on, it must not remove the owner's key.
+            // This is set before any request: if the process gives up from now on, it must not
+            // remove the owner's key.
             session.inner = Some(session.inner());
         }
         let outcome = match request.entry {
@@ -140,7 +164,9 @@ impl Backend for Etcd {
         match &outcome {
             Ok(Attempt::Granted(grant)) => self.note_length(request, grant),
             Ok(Attempt::Busy(_) | Attempt::Denied(_)) if request.waiting => {}
-            Ok(Attempt::Busy(_) | Attempt::Denied(_) | Attempt::NotHeld) => drop(self.sessions.swap_remove(at)),
+            Ok(Attempt::Busy(_) | Attempt::Denied(_) | Attempt::NotHeld) => {
+                drop(self.sessions.swap_remove(at));
+            }
             Err(_) => {}
         }
         Ok(outcome?)
@@ -152,13 +178,21 @@ impl Backend for Etcd {
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        let Some(at) = self.at(&request.key, &request.token) else { return Ok(()) };
+        let Some(at) = self.at(&request.key, &request.token) else {
+            return Ok(());
+        };
         let session = &mut self.sessions[at];
-        if session.taking && matches!(session.state, HoldState::Asked { .. } | HoldState::Queued(_)) {
+        if session.taking
+            && matches!(
+                session.state,
+                HoldState::Asked { .. } | HoldState::Queued(_)
+            )
+        {
             position::leave(&mut self.client, session, request.mode).await?;
             if runs::records(request) {
                 // A grant may have been applied late, as in `hold::release`.
-                runs::RunKeys::undo(&mut self.client, &session.names, &session.token.hold_text()).await?;
+                runs::RunKeys::undo(&mut self.client, &session.names, &session.token.hold_text())
+                    .await?;
             }
             self.sessions.swap_remove(at);
         }
@@ -196,8 +230,12 @@ impl Backend for Etcd {
         let client = &mut self.client;
         Ok(match change {
             Amendment::Note(note) => history::note(client, key, note).await.map(|()| true),
-            Amendment::Warn(fence, level) => breaking::amend(client, key, fence, |record| record.warned(level)).await,
-            Amendment::Mark(fence, mark) => breaking::amend(client, key, fence, |record| Some(record.marked(mark))).await,
+            Amendment::Warn(fence, level) => {
+                breaking::amend(client, key, fence, |record| record.warned(level)).await
+            }
+            Amendment::Mark(fence, mark) => {
+                breaking::amend(client, key, fence, |record| Some(record.marked(mark))).await
+            }
             Amendment::Evict(fence, mark) => breaking::evict(client, key, fence, mark).await,
         }?)
     }

@@ -9,10 +9,12 @@
 //! | `read/<lease>` | a reader |
 //! | `<lease>` | `etcdctl lock`, Go's `concurrency.Mutex` and `Election`, the server's lock service; dlock reads them only |
 //!
-//! The folder has no other keys: a client that waits for the folder's first key would wait for them too. Slashes in keys are encoded, and a
-//! deeper key is no contender. So `a` and `a/b` are unrelated, which they are not to `etcdctl lock`.
+//! The folder has no other keys: a client that waits for the folder's first key would wait for them
+//! too. Slashes in keys are encoded, and a deeper key is no contender. So `a` and `a/b` are
+//! unrelated, which they are not to `etcdctl lock`.
 //!
-//! The other keys of a lock are in `<namespace>.meta/`, in folders whose names no key is encoded to:
+//! The other keys of a lock are in `<namespace>.meta/`, in folders whose names no key is encoded
+//! to:
 //!
 //! | key | what |
 //! |---|---|
@@ -44,7 +46,11 @@ pub(super) struct EtcdNames {
 impl EtcdNames {
     pub(super) fn new(namespace: &Namespace, key: &Key) -> Self {
         let encoded = ENCODING.encode(key);
-        Self { folder: format!("{}{encoded}/", prefix(namespace)), side: side(namespace), encoded }
+        Self {
+            folder: format!("{}{encoded}/", prefix(namespace)),
+            side: side(namespace),
+            encoded,
+        }
     }
 
     /// Returns the name for people: the folder, without its final slash.
@@ -62,7 +68,8 @@ impl EtcdNames {
         format!("{}{class}{lease:x}", self.folder)
     }
 
-    /// Returns the beginning of the keys of contenders that are compatible with `mode`, if there are such keys.
+    /// Returns the beginning of the keys of contenders that are compatible with `mode`, if there
+    /// are such keys.
     pub(super) fn compatible_prefix(&self, mode: Mode) -> Option<String> {
         match mode {
             Mode::Exclusive => None,
@@ -98,7 +105,12 @@ impl EtcdNames {
 
     /// Returns the folder of the bad history entries, or of all others.
     pub(super) fn runs(&self, bad: bool) -> String {
-        format!("{}{}{}/", self.side, if bad { BAD } else { FINE }, self.encoded)
+        format!(
+            "{}{}{}/",
+            self.side,
+            if bad { BAD } else { FINE },
+            self.encoded
+        )
     }
 
     /// Returns the key of a history entry.
@@ -127,7 +139,8 @@ impl EtcdNames {
         format!("{}{hold}", self.nested(lease))
     }
 
-    /// Returns the mark that the hold with this lease was given back. It lasts as long as the nested holds.
+    /// Returns the mark that the hold with this lease was given back. It lasts as long as the
+    /// nested holds.
     pub(super) fn released_mark(&self, lease: i64) -> String {
         format!("{}{LEFT}", self.nested(lease))
     }
@@ -207,13 +220,15 @@ pub(super) fn history_folders(namespace: &Namespace) -> [String; 3] {
     [FINE, BAD, SKIPS].map(|folder| side(namespace) + folder)
 }
 
-/// Returns the key of the lock that the key `name` belongs to, and the rest of the name; `None` if it belongs to no lock.
+/// Returns the key of the lock that the key `name` belongs to, and the rest of the name; `None` if
+/// it belongs to no lock.
 pub(super) fn key_of<'a>(namespace: &Namespace, name: &'a str) -> Option<(Key, &'a str)> {
     let (key, rest) = name.strip_prefix(&*prefix(namespace))?.split_once('/')?;
     Some((ENCODING.decode(key)?, rest))
 }
 
-/// Returns the end of the range of all names that begin with `start`. To etcd, a zero byte means "to the last key".
+/// Returns the end of the range of all names that begin with `start`. To etcd, a zero byte means
+/// "to the last key".
 pub(super) fn range_end(start: &str) -> Vec<u8> {
     let mut end = start.as_bytes().to_vec();
     match end.last_mut() {
@@ -264,9 +279,18 @@ mod tests {
 
     #[test]
     fn names_match_other_libraries() {
-        assert_eq!(names("", "job").own(Mode::Exclusive, 0x1234_abcd), "job/write/1234abcd");
-        assert_eq!(names("dlock", "a/b").own(Mode::Shared, 1), "dlock/a%2Fb/read/1");
-        assert_eq!(names("dlock", "job").own(Mode::Permits(3), 0x2f), "dlock/job/write/permit-2f");
+        assert_eq!(
+            names("", "job").own(Mode::Exclusive, 0x1234_abcd),
+            "job/write/1234abcd"
+        );
+        assert_eq!(
+            names("dlock", "a/b").own(Mode::Shared, 1),
+            "dlock/a%2Fb/read/1"
+        );
+        assert_eq!(
+            names("dlock", "job").own(Mode::Permits(3), 0x2f),
+            "dlock/job/write/permit-2f"
+        );
         assert_eq!(names("dlock", "job").open_of(1), "dlock.meta/%open/job/1");
         assert_eq!(range_end("dlock/"), b"dlock0");
     }

@@ -14,7 +14,8 @@ pub(super) fn fence(revision: i64) -> Fence {
 /// What the last fence is followed by if the next holder may have a drain delay.
 const UNSETTLED: &str = " unsettled";
 
-/// Returns the value of a lock's last fence. `settled` tells that no holder that vanished, or was evicted, may still be stopping.
+/// Returns the value of a lock's last fence. `settled` tells that no holder that vanished, or was
+/// evicted, may still be stopping.
 pub(super) fn last_fence(fence: Fence, settled: bool) -> String {
     format!("{fence}{}", if settled { "" } else { UNSETTLED })
 }
@@ -22,7 +23,11 @@ pub(super) fn last_fence(fence: Fence, settled: bool) -> String {
 /// Reads a lock's last fence.
 pub(super) fn read_last_fence(data: &[u8]) -> Option<Fence> {
     let text = str::from_utf8(data).ok()?;
-    text.strip_suffix(UNSETTLED).unwrap_or(text).parse().ok().map(Fence)
+    text.strip_suffix(UNSETTLED)
+        .unwrap_or(text)
+        .parse()
+        .ok()
+        .map(Fence)
 }
 
 /// A record.
@@ -37,8 +42,13 @@ pub(super) struct StoredRecord {
 impl StoredRecord {
     pub(super) fn read(kv: KeyValue) -> Option<Self> {
         // An unreadable record counts neither as a hold's nor as a reader's.
-        let hold_record = HoldRecord::read(&kv.value).unwrap_or_else(|| HoldRecord::waiting(Mode::Exclusive));
-        Some(Self { name: String::from_utf8(kv.key).ok()?, revision: kv.mod_revision, hold_record })
+        let hold_record =
+            HoldRecord::read(&kv.value).unwrap_or_else(|| HoldRecord::waiting(Mode::Exclusive));
+        Some(Self {
+            name: String::from_utf8(kv.key).ok()?,
+            revision: kv.mod_revision,
+            hold_record,
+        })
     }
 
     /// Returns the create revision of the contender's key, as far as it is known.

@@ -1,6 +1,7 @@
 //! The state that a process keeps of a hold, or of a request for one, between requests.
 //!
-//! The state is only a shortcut: another process with the token can read the same from the store ([`super::hold`]).
+//! The state is only a shortcut: another process with the token can read the same from the store
+//! ([`super::hold`]).
 
 use std::time::Duration;
 
@@ -19,8 +20,8 @@ use super::{
 };
 use crate::lock::{Busy, Fence, Key, Metadata, Namespace, Result, Token, Ttl, random};
 
-/// The delay per queue position, in milliseconds, within which a waiter applies at random when the monitor is gone. A few waiters apply,
-/// and the others see that the key is taken.
+/// The delay per queue position, in milliseconds, within which a waiter applies at random when the
+/// monitor is gone. A few waiters apply, and the others see that the key is taken.
 const SPREAD_MS: u64 = 20;
 /// The longest such delay, in milliseconds.
 const LATEST_MS: u64 = 5000;
@@ -33,7 +34,8 @@ pub(super) struct EtcdSession {
     /// The owner's lease; each key with this lease is the owner's.
     pub lease: i64,
     pub state: HoldState,
-    /// The nested hold that the token is for. This session must not end the owner's key and lease then.
+    /// The nested hold that the token is for. This session must not end the owner's key and lease
+    /// then.
     pub inner: Option<NestedName>,
     /// Whether this process asked for the hold, so that a late request may still reach the store.
     pub taking: bool,
@@ -107,7 +109,11 @@ pub(super) enum QueueMonitor {
 impl QueueMonitor {
     /// Returns the state of a waiter that sees whether a queue monitor is there.
     pub(super) fn new(is_there: bool) -> Self {
-        if is_there { Self::Another } else { Self::Vacant(after(Duration::ZERO)) }
+        if is_there {
+            Self::Another
+        } else {
+            Self::Vacant(after(Duration::ZERO))
+        }
     }
 
     /// Returns the state of a waiter at this position after a change of the monitor's key.
@@ -165,7 +171,11 @@ impl OwnHold {
 
     /// Returns the records that can be removed, since their contenders have stopped.
     pub(super) fn dead(&self) -> &[StoredRecord] {
-        let many = if is_past(self.settled_at) { self.dying.len().min(MOST_OPS) } else { 0 };
+        let many = if is_past(self.settled_at) {
+            self.dying.len().min(MOST_OPS)
+        } else {
+            0
+        };
         &self.dying[..many]
     }
 }
@@ -184,23 +194,44 @@ impl EtcdSession {
         let names = EtcdNames::new(namespace, key);
         let lease = lease_of(&names, token);
         let state = HoldState::Asked { leased: false };
-        Self { key: key.clone(), token: *token, names, lease, state, inner: None, taking: false, watches: None }
+        Self {
+            key: key.clone(),
+            token: *token,
+            names,
+            lease,
+            state,
+            inner: None,
+            taking: false,
+            watches: None,
+        }
     }
 
     /// Returns the lease for this waiter's queue monitor key.
     pub(super) fn monitor_lease(&self) -> i64 {
-        number(&[self.names.folder.as_bytes(), self.token.owner.as_bytes(), b"lookout"])
+        number(&[
+            self.names.folder.as_bytes(),
+            self.token.owner.as_bytes(),
+            b"lookout",
+        ])
     }
 
     /// Returns the name and the lease of the token's nested hold.
     pub(super) fn inner(&self) -> NestedName {
-        let lease = number(&[self.names.folder.as_bytes(), self.token.owner.as_bytes(), &self.token.hold.to_be_bytes()]);
-        NestedName { name: self.names.nested_hold(self.lease, &self.token.hold_text()), lease }
+        let lease = number(&[
+            self.names.folder.as_bytes(),
+            self.token.owner.as_bytes(),
+            &self.token.hold.to_be_bytes(),
+        ]);
+        NestedName {
+            name: self.names.nested_hold(self.lease, &self.token.hold_text()),
+            lease,
+        }
     }
 }
 
-/// Returns the lease of an owner. It identifies a grant whose answer was lost, and lets another process with the token find the hold. The
-/// lease is public in the key's name, and does not reveal the owner.
+/// Returns the lease of an owner. It identifies a grant whose answer was lost, and lets another
+/// process with the token find the hold. The lease is public in the key's name, and does not reveal
+/// the owner.
 pub(super) fn lease_of(names: &EtcdNames, token: &Token) -> i64 {
     number(&[names.folder.as_bytes(), token.owner.as_bytes()])
 }
@@ -213,7 +244,8 @@ fn number(parts: &[&[u8]]) -> i64 {
     }
     let mut first = [0; 8];
     first.copy_from_slice(&hash.finalize()[..8]);
-    // The id is positive, since etcd's clients print it as a signed number, and not 0, which means "choose one".
+    // The id is positive, since etcd's clients print it as a signed number, and not 0, which means
+    // "choose one".
     (u64::from_be_bytes(first) >> 1).cast_signed().max(1)
 }
 
@@ -242,8 +274,12 @@ mod tests {
             lease_of(&names("x"), &a),
             lease_of(&names("y"), &a),
             lease_of(&names("x"), &b),
-            EtcdSession::new(&Namespace::default(), &Key::new("x").unwrap(), &a).inner().lease,
-            EtcdSession::new(&Namespace::default(), &Key::new("x").unwrap(), &a.nested()).inner().lease,
+            EtcdSession::new(&Namespace::default(), &Key::new("x").unwrap(), &a)
+                .inner()
+                .lease,
+            EtcdSession::new(&Namespace::default(), &Key::new("x").unwrap(), &a.nested())
+                .inner()
+                .lease,
         ];
         assert!(all.iter().all(|lease| *lease > 0));
         assert!((1..all.len()).all(|n| !all[..n].contains(&all[n])));
@@ -253,7 +289,10 @@ mod tests {
     #[test]
     fn leases_are_whole_seconds() {
         let ms = |ms| Ttl::new(Duration::from_millis(ms)).unwrap();
-        assert_eq!([1000, 1001, 60_000].map(|length| seconds(ms(length))), [1, 2, 60]);
+        assert_eq!(
+            [1000, 1001, 60_000].map(|length| seconds(ms(length))),
+            [1, 2, 60]
+        );
         assert_eq!(ttl(2).unwrap(), ms(2000));
         assert!(ttl(0).is_err() && ttl(-1).is_err());
     }

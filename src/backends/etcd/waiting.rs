@@ -1,10 +1,14 @@
 //! Waits for the preceding key to go, and listens for the loss of the own key.
 //!
-//! A waiter watches four keys (five for permits), whatever the length of the queue: one departure wakes one waiter. The watches begin at
-//! the revision of the last look, so that no event is missed. If that revision was compacted away, the look is repeated. Otherwise a waiter
-//! only extends its lease, once per third of its length. A waiter that was killed, or left while its member was frozen, is removed long
-//! before its lease ends: see [`super::monitor`].
-#![allow(clippy::disallowed_methods, reason = "to wait is this module's work: it keeps the queue's lease alive meanwhile")]
+//! A waiter watches four keys (five for permits), whatever the length of the queue: one departure
+//! wakes one waiter. The watches begin at the revision of the last look, so that no event is
+//! missed. If that revision was compacted away, the look is repeated. Otherwise a waiter only
+//! extends its lease, once per third of its length. A waiter that was killed, or left while its
+//! member was frozen, is removed long before its lease ends: see [`super::monitor`].
+#![allow(
+    clippy::disallowed_methods,
+    reason = "to wait is this module's work: it keeps the queue's lease alive meanwhile"
+)]
 
 use std::time::Duration;
 
@@ -23,10 +27,12 @@ use super::{
 };
 use crate::lock::{Ttl, Wake};
 
-/// The pause of a request in try mode before a lock that is busy only in passing is asked for again.
+/// The pause of a request in try mode before a lock that is busy only in passing is asked for
+/// again.
 const PASSING: Duration = Duration::from_millis(10);
 
-/// Until when a waiter's lease that was extended now need not be extended again; at once if it was not.
+/// Until when a waiter's lease that was extended now need not be extended again; at once if it was
+/// not.
 pub(super) fn fresh_until(extended: Option<Ttl>, probed: bool) -> Instant {
     let most = if probed { BEAT } else { Duration::MAX };
     after(extended.map_or(Duration::ZERO, |ttl| most.min(ttl.get() / 3)))
@@ -40,7 +46,11 @@ const ONLY_ANSWER: Duration = Duration::from_secs(5);
 /// An event of a stream of watches.
 enum StreamEvent {
     /// This key was deleted or put.
-    Changed { key: Vec<u8>, value: Vec<u8>, is_gone: bool },
+    Changed {
+        key: Vec<u8>,
+        value: Vec<u8>,
+        is_gone: bool,
+    },
     /// The stream is over: events may have been missed.
     Over,
 }
@@ -54,20 +64,38 @@ impl Watches {
     /// Returns the next change. Cancel safe.
     async fn next(&mut self) -> StreamEvent {
         loop {
-            let Ok(Some(answer)) = self.answers.message().await else { return StreamEvent::Over };
+            let Ok(Some(answer)) = self.answers.message().await else {
+                return StreamEvent::Over;
+            };
             if answer.canceled {
                 return StreamEvent::Over;
             }
             // The events are of one key, or of permit numbers, where any event means the same.
-            if let Some(kv) = answer.events.into_iter().filter_map(|event| event.kv).next_back() {
-                return StreamEvent::Changed { is_gone: kv.version == 0, key: kv.key, value: kv.value };
+            if let Some(kv) = answer
+                .events
+                .into_iter()
+                .filter_map(|event| event.kv)
+                .next_back()
+            {
+                return StreamEvent::Changed {
+                    is_gone: kv.version == 0,
+                    key: kv.key,
+                    value: kv.value,
+                };
             }
         }
     }
 }
 
 fn watching(key: &str, range_end: Vec<u8>, filters: Vec<i32>, since: i64) -> WatchRequest {
-    WatchRequest { create: Some(WatchCreateRequest { key: key.into(), range_end, start_revision: since.saturating_add(1), filters }) }
+    WatchRequest {
+        create: Some(WatchCreateRequest {
+            key: key.into(),
+            range_end,
+            start_revision: since.saturating_add(1),
+            filters,
+        }),
+    }
 }
 
 fn deletions(key: &str, since: i64) -> WatchRequest {
@@ -77,15 +105,29 @@ fn deletions(key: &str, since: i64) -> WatchRequest {
 /// Returns the watches that tell when the wait for `before` is over.
 fn changes(before: &AwaitedKeys, since: i64) -> Vec<WatchRequest> {
     let key = before.key.iter().map(|key| deletions(key, since));
-    let record = before.record.iter().map(|record| watching(record, Vec::new(), Vec::new(), since));
-    let numbers = before.numbers.iter().map(|folder| watching(folder, names::range_end(folder), vec![NO_PUT], since));
+    let record = before
+        .record
+        .iter()
+        .map(|record| watching(record, Vec::new(), Vec::new(), since));
+    let numbers = before
+        .numbers
+        .iter()
+        .map(|folder| watching(folder, names::range_end(folder), vec![NO_PUT], since));
     key.chain(record).chain(numbers).collect()
 }
 
 /// Waits until the preceding contender is gone, or this waiter's key is.
-pub(super) async fn wait(client: &mut EtcdClient, session: &mut EtcdSession, at_most: Duration) -> EtcdResult<Wake> {
+pub(super) async fn wait(
+    client: &mut EtcdClient,
+    session: &mut EtcdSession,
+    at_most: Duration,
+) -> EtcdResult<Wake> {
     let until = after(at_most);
-    let answer = if client.others() > 0 { ANSWER } else { ONLY_ANSWER };
+    let answer = if client.others() > 0 {
+        ANSWER
+    } else {
+        ONLY_ANSWER
+    };
     let (monitor, names) = (session.monitor_lease(), &session.names);
     let [monitor_key, probe] = [names.monitor(), names.probe(session.lease)];
     let HoldState::Queued(queued) = &mut session.state else {
@@ -97,7 +139,15 @@ pub(super) async fn wait(client: &mut EtcdClient, session: &mut EtcdSession, at_
             return Ok(Wake::TimedOut);
         }
         if is_past(queued.alive_until) {
-            if !stay_alive(client, (&session.names, session.lease), queued, &mut session.watches, answer).await? {
+            if !stay_alive(
+                client,
+                (&session.names, session.lease),
+                queued,
+                &mut session.watches,
+                answer,
+            )
+            .await?
+            {
                 // This waiter's position is lost.
                 queued.checks = u32::MAX;
                 return Ok(Wake::Changed);
@@ -105,7 +155,12 @@ pub(super) async fn wait(client: &mut EtcdClient, session: &mut EtcdSession, at_
             continue;
         }
         if queued.monitor.due().is_some_and(is_past) {
-            match timeout(answer, monitor::serve(client, &session.names, queued, (monitor, session.lease))).await {
+            match timeout(
+                answer,
+                monitor::serve(client, &session.names, queued, (monitor, session.lease)),
+            )
+            .await
+            {
                 Ok(served) => served?,
                 Err(_) => session.watches = None,
             }
@@ -116,8 +171,16 @@ pub(super) async fn wait(client: &mut EtcdClient, session: &mut EtcdSession, at_
             none => {
                 let mut wanted = changes(&queued.before, queued.seen);
                 wanted.push(deletions(&queued.own, queued.seen));
-                wanted.extend([&monitor_key, &probe].map(|key| watching(key, Vec::new(), Vec::new(), queued.seen)));
-                let Ok(opened) = timeout(until.saturating_duration_since(Instant::now()), client.watch(wanted)).await else {
+                wanted.extend(
+                    [&monitor_key, &probe]
+                        .map(|key| watching(key, Vec::new(), Vec::new(), queued.seen)),
+                );
+                let Ok(opened) = timeout(
+                    until.saturating_duration_since(Instant::now()),
+                    client.watch(wanted),
+                )
+                .await
+                else {
                     return Ok(Wake::TimedOut);
                 };
                 none.insert(opened?.awaiting(&queued.before))
@@ -160,11 +223,14 @@ async fn stay_alive(
         *watches = None;
         return Ok(true);
     };
-    let Some(length) = kept? else { return Ok(false) };
+    let Some(length) = kept? else {
+        return Ok(false);
+    };
     queued.ttl = super::session::ttl(length)?;
     queued.alive_until = fresh_until(Some(queued.ttl), queued.probed);
     if queued.unanswered {
-        // A late answer is refused with the lease, or is still true. An answer that fails is repeated with the next extension.
+        // A late answer is refused with the lease, or is still true. An answer that fails is
+        // repeated with the next extension.
         match timeout(answer, monitor::answer(client, names, lease)).await {
             Ok(()) => queued.unanswered = false,
             Err(_) => *watches = None,
@@ -174,14 +240,16 @@ async fn stay_alive(
 }
 
 impl Queued {
-    /// Notes a change of the queue monitor's key or of the own probe. Returns false for any other change.
+    /// Notes a change of the queue monitor's key or of the own probe. Returns false for any other
+    /// change.
     fn note(&mut self, heard: &StreamEvent, monitor_key: &str, probe: &str) -> bool {
         match heard {
             StreamEvent::Changed { key, is_gone, .. } if key == monitor_key.as_bytes() => {
                 self.monitor = self.monitor.key_changed(*is_gone, self.busy.position);
             }
             // The watch reports the waiter's own answer too.
-            StreamEvent::Changed { key, value, .. } if key == probe.as_bytes() && value == HERE.as_bytes() => {}
+            StreamEvent::Changed { key, value, .. }
+                if key == probe.as_bytes() && value == HERE.as_bytes() => {}
             StreamEvent::Changed { key, .. } if key == probe.as_bytes() => self.mark_probed(),
             _ => return false,
         }
@@ -206,24 +274,43 @@ impl Queued {
 
 /// Returns when the own key is gone, or may be.
 pub(super) async fn listen(client: &mut EtcdClient, session: &mut EtcdSession) {
-    let HoldState::Held(hold) = &session.state else { return std::future::pending().await };
-    let number = hold.number.as_ref().map(|number| session.names.number(number.number));
-    let names: Vec<&str> = [Some(&hold.own), hold.nested.as_ref().map(|nested| &nested.name), number.as_ref()]
-        .into_iter()
-        .flatten()
-        .map(String::as_str)
-        .collect();
+    let HoldState::Held(hold) = &session.state else {
+        return std::future::pending().await;
+    };
+    let number = hold
+        .number
+        .as_ref()
+        .map(|number| session.names.number(number.number));
+    let names: Vec<&str> = [
+        Some(&hold.own),
+        hold.nested.as_ref().map(|nested| &nested.name),
+        number.as_ref(),
+    ]
+    .into_iter()
+    .flatten()
+    .map(String::as_str)
+    .collect();
     loop {
         let watches = match &mut session.watches {
             Some(watches) => watches,
-            none => match client.watch(names.iter().map(|name| deletions(name, hold.seen)).collect()).await {
+            none => match client
+                .watch(
+                    names
+                        .iter()
+                        .map(|name| deletions(name, hold.seen))
+                        .collect(),
+                )
+                .await
+            {
                 Ok(opened) => none.insert(opened),
                 // The next renewal finds out.
                 Err(_) => return std::future::pending().await,
             },
         };
         match watches.next().await {
-            StreamEvent::Changed { key, .. } if names.iter().any(|name| name.as_bytes() == key) => return,
+            StreamEvent::Changed { key, .. } if names.iter().any(|name| name.as_bytes() == key) => {
+                return;
+            }
             StreamEvent::Changed { .. } => {}
             StreamEvent::Over => {
                 session.watches = None;

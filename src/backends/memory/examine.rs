@@ -14,7 +14,10 @@ impl Admin for MemoryClient {
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
-        Ok(vec![Finding::ok("process", "locks are this process's alone, and end with it")])
+        Ok(vec![Finding::ok(
+            "process",
+            "locks are this process's alone, and end with it",
+        )])
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
@@ -22,6 +25,9 @@ impl Admin for MemoryClient {
     }
 
     fn grants(&self, _: Role) -> Grants {
-        Grants { text: String::new(), notes: vec!["it takes no rights".into()] }
+        Grants {
+            text: String::new(),
+            notes: vec!["it takes no rights".into()],
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! A store in this process's memory: the reference for the other backends, and the store for tests of the lease
-//! core. Never offered to users, since no other process can see it.
+//! A store in this process's memory: the reference for the other backends, and the store for tests
+//! of the lease core. Never offered to users, since no other process can see it.
 //!
 //! Time is tokio's, so that a paused runtime controls leases and waits alike.
 
@@ -17,8 +17,8 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::cas::{self, Base, CasBackend, Change, ReadFor, Snapshot, in_order};
 use crate::lock::{
-    Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, Progress, REMEMBERED, Request, Result, SkipCount, Wake, Which,
-    document::Document, forgotten_hosts,
+    Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, Progress, REMEMBERED,
+    Request, Result, SkipCount, Wake, Which, document::Document, forgotten_hosts,
 };
 
 /// The state that several [`Memory`] backends share.
@@ -31,7 +31,10 @@ pub struct MemoryStore {
 impl Default for MemoryStore {
     #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
     fn default() -> Self {
-        Self { slots: Rc::default(), born: Instant::now() }
+        Self {
+            slots: Rc::default(),
+            born: Instant::now(),
+        }
     }
 }
 
@@ -39,8 +42,17 @@ impl MemoryStore {
     /// Drops all data, like a store that lost its disk.
     pub fn lose_data(&self) {
         for slot in self.slots.borrow_mut().values_mut() {
-            let (revision, wake, waiting) = (slot.revision + 1, Rc::clone(&slot.wake), std::mem::take(&mut slot.waiting));
-            *slot = StoredLock { revision, wake, waiting, ..StoredLock::default() };
+            let (revision, wake, waiting) = (
+                slot.revision + 1,
+                Rc::clone(&slot.wake),
+                std::mem::take(&mut slot.waiting),
+            );
+            *slot = StoredLock {
+                revision,
+                wake,
+                waiting,
+                ..StoredLock::default()
+            };
             slot.wake.notify_waiters();
             slot.waiting.values().for_each(|wake| wake.notify_one());
         }
@@ -74,17 +86,41 @@ impl StoredLock {
 
     fn skip(&mut self, host: &str, reason: &str, now: Option<u64>) {
         if let Some(skips) = self.skips.iter_mut().find(|skips| skips.host == host) {
-            *skips = SkipCount { count: skips.count + 1, last_ms: now, reason: reason.to_owned(), ..skips.clone() };
+            *skips = SkipCount {
+                count: skips.count + 1,
+                last_ms: now,
+                reason: reason.to_owned(),
+                ..skips.clone()
+            };
         } else {
-            self.skips.push(SkipCount { host: host.to_owned(), count: 1, since_ms: now, last_ms: now, reason: reason.to_owned() });
-            let forgotten = forgotten_hosts(self.skips.iter().map(|skips| (skips.last_ms, skips.host.clone())).collect());
+            self.skips.push(SkipCount {
+                host: host.to_owned(),
+                count: 1,
+                since_ms: now,
+                last_ms: now,
+                reason: reason.to_owned(),
+            });
+            let forgotten = forgotten_hosts(
+                self.skips
+                    .iter()
+                    .map(|skips| (skips.last_ms, skips.host.clone()))
+                    .collect(),
+            );
             self.skips.retain(|skips| !forgotten.contains(&skips.host));
         }
     }
 
     fn snapshot(&self, now_us: u64) -> Snapshot<u64> {
         let (document, fence, version) = (self.document.clone(), self.last_fence, self.revision);
-        Snapshot { document, now_us, fence, outside: None, base: Base::Document, apart: false, version }
+        Snapshot {
+            document,
+            now_us,
+            fence,
+            outside: None,
+            base: Base::Document,
+            apart: false,
+            version,
+        }
     }
 }
 
@@ -122,7 +158,13 @@ impl MemoryClient {
     }
 
     fn with<T>(&self, key: &Key, answer: impl FnOnce(&mut StoredLock) -> T) -> T {
-        answer(self.store.slots.borrow_mut().entry((self.namespace.as_str().to_owned(), key.clone())).or_default())
+        answer(
+            self.store
+                .slots
+                .borrow_mut()
+                .entry((self.namespace.as_str().to_owned(), key.clone()))
+                .or_default(),
+        )
     }
 }
 
@@ -131,7 +173,11 @@ impl cas::Store for MemoryClient {
     type Version = u64;
 
     fn identity(&self) -> Identity {
-        Identity::new(&CAPABILITIES, "memory:".into(), &["memory", self.namespace.as_str()])
+        Identity::new(
+            &CAPABILITIES,
+            "memory:".into(),
+            &["memory", self.namespace.as_str()],
+        )
     }
 
     fn stored_as(&self, key: &Key) -> Result<String> {
@@ -150,9 +196,16 @@ impl cas::Store for MemoryClient {
             slot.revision += 1;
             slot.document = change.document.clone();
             slot.last_fence = change.granted.or(slot.last_fence);
-            change.ended.into_iter().for_each(|past| slot.remember(past));
+            change
+                .ended
+                .into_iter()
+                .for_each(|past| slot.remember(past));
             for woken in change.wake {
-                if let Some(wake) = if woken.plain { Some(&slot.wake) } else { slot.waiting.get(&woken.hold) } {
+                if let Some(wake) = if woken.plain {
+                    Some(&slot.wake)
+                } else {
+                    slot.waiting.get(&woken.hold)
+                } {
                     wake.notify_one();
                 }
             }
@@ -162,35 +215,57 @@ impl cas::Store for MemoryClient {
 
     async fn wait(&mut self, request: &Request, at_most: Duration, _: bool) -> Result<Wake> {
         let wake = self.with(&request.key, |slot| {
-            let own = in_order(request).then(|| Rc::clone(slot.waiting.entry(request.token.hold_text()).or_default()));
+            let own = in_order(request)
+                .then(|| Rc::clone(slot.waiting.entry(request.token.hold_text()).or_default()));
             own.unwrap_or_else(|| Rc::clone(&slot.wake))
         });
         let woken = tokio::time::timeout(at_most, wake.notified()).await;
-        Ok(if woken.is_ok() { Wake::Changed } else { Wake::TimedOut })
+        Ok(if woken.is_ok() {
+            Wake::Changed
+        } else {
+            Wake::TimedOut
+        })
     }
 
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
-        self.with(&request.key, |slot| slot.waiting.remove(&request.token.hold_text()));
+        self.with(&request.key, |slot| {
+            slot.waiting.remove(&request.token.hold_text())
+        });
         Ok(false)
     }
 
     async fn scan(&mut self, start: &str, _: &Progress) -> Result<Vec<(Key, Snapshot<u64>)>> {
         let (now_us, slots) = (self.now_us(), self.store.slots.borrow());
-        let ours = slots.iter().filter(|((namespace, key), _)| namespace == self.namespace.as_str() && !key.is_probe());
+        let ours = slots.iter().filter(|((namespace, key), _)| {
+            namespace == self.namespace.as_str() && !key.is_probe()
+        });
         let found = ours.filter(|((_, key), _)| key.as_str().starts_with(start));
-        Ok(found.map(|((_, key), slot)| (key.clone(), slot.snapshot(now_us))).collect())
+        Ok(found
+            .map(|((_, key), slot)| (key.clone(), slot.snapshot(now_us)))
+            .collect())
     }
 
     async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         let (now, found) = (self.now_us() / 1000, self.scan(start, progress).await?);
-        let wanted = |document: &Document| which == Which::All || document.run_record().current_denial(now).is_some();
-        let mut keys: Vec<Key> = found.into_iter().filter(|(_, found)| wanted(&found.document)).map(|(key, _)| key).collect();
+        let wanted = |document: &Document| {
+            which == Which::All || document.run_record().current_denial(now).is_some()
+        };
+        let mut keys: Vec<Key> = found
+            .into_iter()
+            .filter(|(_, found)| wanted(&found.document))
+            .map(|(key, _)| key)
+            .collect();
         keys.sort();
         Ok(keys)
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
-        Ok(self.with(key, |slot| (slot.past.iter().flatten().cloned().collect(), slot.skips.clone())))
+        Ok(self.with(key, |slot| {
+            (
+                slot.past.iter().flatten().cloned().collect(),
+                slot.skips.clone(),
+            )
+        }))
     }
 
     async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {

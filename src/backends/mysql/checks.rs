@@ -8,12 +8,14 @@ use crate::{
     lock::{Error, Kind, Notice, Result},
 };
 
-/// Whether the server is a node of a Galera cluster, as SQL. Only MariaDB reads the first kind of comment, and only MySQL the second: the
-/// other one's variables would be errors. MariaDB's `wsrep_on` can be ON where there is no cluster.
+/// Whether the server is a node of a Galera cluster, as SQL. Only MariaDB reads the first kind of
+/// comment, and only MySQL the second: the other one's variables would be errors. MariaDB's
+/// `wsrep_on` can be ON where there is no cluster.
 pub(super) const IN_CLUSTER: &str = "/*M! @@global.wsrep_on AND @@wsrep_provider NOT IN ('none', '') */ \
     /*!50700 (SELECT variable_value = 'ON' FROM performance_schema.global_variables WHERE variable_name = 'wsrep_on') */";
 
-/// Returns the statement that each session runs once. A server that was built without clusters knows none of their variables.
+/// Returns the statement that each session runs once. A server that was built without clusters
+/// knows none of their variables.
 pub(super) fn question(in_cluster: &str) -> String {
     "SELECT CONNECTION_ID(), VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, \
      @@global.log_bin AND @@global.sync_binlog <> 1, UNIX_TIMESTAMP(), CONCAT_WS('/', @@hostname, @@port, @@server_id), "
@@ -36,7 +38,11 @@ impl ServerVersion {
     pub(super) fn of(text: &str) -> Self {
         let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
         let number = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-        Self { mariadb: text.contains("MariaDB"), number, text: text.split('-').next().unwrap_or(text).to_owned() }
+        Self {
+            mariadb: text.contains("MariaDB"),
+            number,
+            text: text.split('-').next().unwrap_or(text).to_owned(),
+        }
     }
 
     /// Returns the oldest supported version, if this one is too old.
@@ -48,7 +54,12 @@ impl ServerVersion {
 
 impl fmt::Display for ServerVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", if self.mariadb { "MariaDB" } else { "MySQL" }, self.text)
+        write!(
+            f,
+            "{} {}",
+            if self.mariadb { "MariaDB" } else { "MySQL" },
+            self.text
+        )
     }
 }
 
@@ -90,7 +101,9 @@ impl ServerCheck {
         Ok(Self {
             session,
             mariadb: version.contains("MariaDB"),
-            outdated: ServerVersion::of(&version).outdated().map(|_| ServerVersion::of(&version).to_string()),
+            outdated: ServerVersion::of(&version)
+                .outdated()
+                .map(|_| ServerVersion::of(&version).to_string()),
             proxied: comment.contains("ProxySQL"),
             read_only: fields.int()? != 0,
             durable: fields.int()? == 1,
@@ -101,8 +114,8 @@ impl ServerCheck {
         })
     }
 
-    /// Whether a `GET_LOCK` of one client makes another client's session wait. Galera's versions differ in that; MariaDB
-    /// supports it on none.
+    /// Whether a `GET_LOCK` of one client makes another client's session wait. Galera's versions
+    /// differ in that; MariaDB supports it on none.
     pub(super) fn has_advisory_locks(&self) -> bool {
         !self.proxied && !self.galera
     }
@@ -120,7 +133,10 @@ impl ServerCheck {
             );
         }
         if self.galera && mode == SqlMode::Advisory {
-            return refuse("MariaDB doesn't support GET_LOCK on the nodes of a Galera cluster", "?mode=lease or ?mode=row");
+            return refuse(
+                "MariaDB doesn't support GET_LOCK on the nodes of a Galera cluster",
+                "?mode=lease or ?mode=row",
+            );
         }
         if self.galera && shared {
             return refuse(
@@ -137,22 +153,33 @@ impl ServerCheck {
     /// The reason.
     pub(super) fn check(&self, options: &MysqlOptions) -> Result<()> {
         if let Some(name) = &self.outdated {
-            return Err(Error::new(Kind::Config, format!("the server is {name}, which lacks what dlock's statements need")).hint(OLDEST));
+            return Err(Error::new(
+                Kind::Config,
+                format!("the server is {name}, which lacks what dlock's statements need"),
+            )
+            .hint(OLDEST));
         }
         if self.read_only {
             // A user with the right to write anyway would write to a replica.
             return Err(failure::read_only());
         }
         if self.galera && !options.single_writer {
-            return Err(Error::new(Kind::Config, "the server is a node of a Galera cluster, whose nodes can grant one lock twice")
-                .hint("?single_writer=yes if all clients write to the same node"));
+            return Err(Error::new(
+                Kind::Config,
+                "the server is a node of a Galera cluster, whose nodes can grant one lock twice",
+            )
+            .hint("?single_writer=yes if all clients write to the same node"));
         }
         Ok(())
     }
 
     /// Returns notices about an accepted server.
     pub(super) fn notices(&self) -> Vec<Notice> {
-        let detail = |text: &str, hint: &str| Notice { warning: false, text: text.into(), hint: Some(hint.into()) };
+        let detail = |text: &str, hint: &str| Notice {
+            warning: false,
+            text: text.into(),
+            hint: Some(hint.into()),
+        };
         let mut notices = Vec::new();
         if !self.durable {
             notices.push(detail(

@@ -1,8 +1,9 @@
 //! One session: opens it, sets it up, and runs statements over it.
 //!
-//! A request is the text of several statements, so that it is one round trip; only [`super::statement`] writes values into
-//! statements. A session never reconnects and knows no time limits. After a dropped request,
-//! the next request first awaits and discards the rest of the answer; a session that keeps no lock is better dropped.
+//! A request is the text of several statements, so that it is one round trip; only
+//! [`super::statement`] writes values into statements. A session never reconnects and knows no time
+//! limits. After a dropped request, the next request first awaits and discards the rest of the
+//! answer; a session that keeps no lock is better dropped.
 
 use std::{os::fd::OwnedFd, time::Duration};
 
@@ -29,9 +30,9 @@ use crate::{
     lock::{Effect, Progress, Result},
 };
 
-/// Sets up every session: statements read committed rows and lock no gaps, mistakes are errors, and a statement waits only shortly for
-/// a locked row or an altered table, since its client may be gone by then.
-/// The variable shows whether a later statement reaches the same session.
+/// Sets up every session: statements read committed rows and lock no gaps, mistakes are errors, and
+/// a statement waits only shortly for a locked row or an altered table, since its client may be
+/// gone by then. The variable shows whether a later statement reaches the same session.
 const SET_UP: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES', autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, \
     completion_type = 0, @dlock = CONNECTION_ID(); ";
@@ -45,7 +46,8 @@ pub(super) struct Answer {
     pub matched: u64,
 }
 
-/// The answers to a request, up to the statement that failed, if one did. No statement after that was executed.
+/// The answers to a request, up to the statement that failed, if one did. No statement after that
+/// was executed.
 #[derive(Default)]
 pub(super) struct Answers {
     pub answers: Vec<Answer>,
@@ -88,8 +90,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects, logs in and checks the server, in one round trip after the login. Refuses servers whose locks are not
-    /// reliable.
+    /// Connects, logs in and checks the server, in one round trip after the login. Refuses servers
+    /// whose locks are not reliable.
     pub(super) async fn open(options: &MysqlOptions) -> Result<Self> {
         let connection = Self::open_to_look(options).await?;
         connection.server.check(options)?;
@@ -112,22 +114,42 @@ impl Connection {
         };
         // No refusal here has changed a lock.
         let harmless = |error: crate::lock::Error| error.effect(Effect::NotApplied);
-        // The server reads all of its counters to report its start. Once is enough: a session ends with its server.
-        let start = if options.sql.mode == SqlMode::Lease { String::new() } else { format!("SET @dlock_start = {START}; ") };
+        // The server reads all of its counters to report its start. Once is enough: a session ends
+        // with its server.
+        let start = if options.sql.mode == SqlMode::Lease {
+            String::new()
+        } else {
+            format!("SET @dlock_start = {START}; ")
+        };
         let set_up = format!("{SET_UP}{start}");
-        let mut answers = connection.try_ask(&(set_up.clone() + &checks::question(checks::IN_CLUSTER))).await.map_err(harmless)?;
-        if answers.server_error.as_ref().is_some_and(|server_error| server_error.number == checks::UNKNOWN_VARIABLE) {
-            answers = connection.try_ask(&(set_up + &checks::question("0"))).await.map_err(harmless)?;
+        let mut answers = connection
+            .try_ask(&(set_up.clone() + &checks::question(checks::IN_CLUSTER)))
+            .await
+            .map_err(harmless)?;
+        if answers
+            .server_error
+            .as_ref()
+            .is_some_and(|server_error| server_error.number == checks::UNKNOWN_VARIABLE)
+        {
+            answers = connection
+                .try_ask(&(set_up + &checks::question("0")))
+                .await
+                .map_err(harmless)?;
         }
         if let Some(server_error) = answers.server_error {
             return Err(harmless(failure::refused(&server_error, false)));
         }
-        let row = answers.answers.last().and_then(|answer| answer.rows.first()).ok_or_else(failure::unreadable);
+        let row = answers
+            .answers
+            .last()
+            .and_then(|answer| answer.rows.first())
+            .ok_or_else(failure::unreadable);
         connection.server = row.and_then(ServerCheck::read).map_err(harmless)?;
         Ok(connection)
     }
 
-    /// Ends a session that the server named over this very connection. Returns the server's refusal.
+    /// Ends a session that the server named over this very connection. Returns the server's
+    /// refusal.
     pub(super) async fn kill(&mut self, number: i64) -> Result<Option<ServerError>> {
         Ok(self.try_ask(&format!("KILL {number}")).await?.server_error)
     }
@@ -135,15 +157,23 @@ impl Connection {
     /// Whether a killed session is gone, with all its locks.
     pub(super) async fn outlast(&mut self, number: i64) -> Result<bool> {
         for _ in 0..ENDING {
-            let question = format!("SELECT 1 FROM information_schema.processlist WHERE id = {number}; DO SLEEP(0.005)");
-            if self.ask(&question).await?.first().is_none_or(|answer| answer.rows.is_empty()) {
+            let question = format!(
+                "SELECT 1 FROM information_schema.processlist WHERE id = {number}; DO SLEEP(0.005)"
+            );
+            if self
+                .ask(&question)
+                .await?
+                .first()
+                .is_none_or(|answer| answer.rows.is_empty())
+            {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Makes the kernel notice within `limit` that the server's host is gone. A failure only costs time.
+    /// Makes the kernel notice within `limit` that the server's host is gone. A failure only costs
+    /// time.
     pub(super) fn keep_alive(&self, limit: Duration) {
         let _ = net::keep_alive(&self.socket, limit);
     }
@@ -153,17 +183,20 @@ impl Connection {
         socket::drop_unsent_on_close(&self.socket, drop);
     }
 
-    /// Ends the transaction that a failed request left open. A session that does not do so is not used again.
+    /// Ends the transaction that a failed request left open. A session that does not do so is not
+    /// used again.
     pub(super) async fn roll_back(&mut self) -> Result<()> {
         let interrupted = self.interrupted;
         // A late kill of the failed request may end the first one.
-        let done = self.ask("ROLLBACK").await.is_ok() || self.try_ask("ROLLBACK").await?.server_error.is_none();
+        let done = self.ask("ROLLBACK").await.is_ok()
+            || self.try_ask("ROLLBACK").await?.server_error.is_none();
         self.at_rest &= done;
         self.interrupted = interrupted;
         Ok(())
     }
 
-    /// Runs statements, one after the other, each a transaction of its own unless they say otherwise.
+    /// Runs statements, one after the other, each a transaction of its own unless they say
+    /// otherwise.
     ///
     /// # Errors
     /// The first error of the server. Its effect is unknown if a statement was executed before.
@@ -172,7 +205,11 @@ impl Connection {
     }
 
     /// As [`Connection::ask`]; reports each row of a long answer.
-    pub(super) async fn ask_long(&mut self, batch: &str, progress: &Progress) -> Result<Vec<Answer>> {
+    pub(super) async fn ask_long(
+        &mut self,
+        batch: &str,
+        progress: &Progress,
+    ) -> Result<Vec<Answer>> {
         let answers = self.answers(batch, progress).await?;
         match answers.server_error {
             Some(server_error) => Err(failure::refused(&server_error, !answers.answers.is_empty())),
@@ -190,12 +227,15 @@ impl Connection {
         let mut answers = Answers::default();
         let (mut current, mut size) = (Answer::default(), AnswerSize::default());
         {
-            let mut stream = sqlx::raw_sql(AssertSqlSafe(batch.to_owned())).fetch_many(&mut self.driver);
+            let mut stream =
+                sqlx::raw_sql(AssertSqlSafe(batch.to_owned())).fetch_many(&mut self.driver);
             loop {
                 match stream.try_next().await {
                     Ok(Some(Either::Right(row))) => {
                         progress.part();
-                        let row = values(&row).filter(|row| size.add(&row.values)).ok_or_else(failure::unreadable)?;
+                        let row = values(&row)
+                            .filter(|row| size.add(&row.values))
+                            .ok_or_else(failure::unreadable)?;
                         current.rows.push(row);
                     }
                     Ok(Some(Either::Left(done))) => {
@@ -207,14 +247,19 @@ impl Connection {
                     }
                     Ok(None) => break,
                     Err(error) => {
-                        answers.server_error = Some(failure::server_error(&error).ok_or_else(|| failure::broken(error))?);
+                        answers.server_error = Some(
+                            failure::server_error(&error).ok_or_else(|| failure::broken(error))?,
+                        );
                         break;
                     }
                 }
             }
         }
         self.at_rest = true;
-        self.interrupted = answers.server_error.as_ref().is_some_and(|server_error| server_error.number == failure::INTERRUPTED);
+        self.interrupted = answers
+            .server_error
+            .as_ref()
+            .is_some_and(|server_error| server_error.number == failure::INTERRUPTED);
         Ok(answers)
     }
 }
@@ -223,12 +268,17 @@ impl Session for Connection {
     type Id = SessionId;
 
     fn id(&self) -> SessionId {
-        SessionId { number: self.server.session, since: self.server.since, identity: self.server.identity.clone() }
+        SessionId {
+            number: self.server.session,
+            since: self.server.since,
+            identity: self.server.identity.clone(),
+        }
     }
 
-    /// Ends it with its statement. A server that was restarted, or replaced another one, numbers its sessions anew: no session is ended
-    /// unless the server is the same, started before that session, and has it under this user. Otherwise, and if the server
-    /// refuses, the session ends by itself.
+    /// Ends it with its statement. A server that was restarted, or replaced another one, numbers
+    /// its sessions anew: no session is ended unless the server is the same, started before that
+    /// session, and has it under this user. Otherwise, and if the server refuses, the session ends
+    /// by itself.
     async fn end_other(&mut self, other: &SessionId) -> Result<()> {
         if other.identity != self.server.identity {
             return Ok(());
@@ -278,20 +328,32 @@ impl Drop for Connection {
 }
 
 fn values(row: &MySqlRow) -> Option<Row> {
-    let values = (0..row.len()).map(|column| row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok()).collect::<Option<_>>()?;
-    Some(Row { values, unreadable: failure::unreadable })
+    let values = (0..row.len())
+        .map(|column| row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok())
+        .collect::<Option<_>>()?;
+    Some(Row {
+        values,
+        unreadable: failure::unreadable,
+    })
 }
 
 async fn connect(options: &SqlOptions) -> Result<(MySqlConnection, MysqlRelay, OwnedFd)> {
     // Before the connection: a server ends one that doesn't log in soon.
     let driver = driver_options(options).await?;
     let (mut relay, socket) = MysqlRelay::start(options).await?;
-    let driver = driver.socket(&relay.path).enable_cleartext_plugin(relay.encrypts);
-    let connection = driver.connect().await.map_err(|error| relay.failure().unwrap_or_else(|| failure::connecting(error)))?;
+    let driver = driver
+        .socket(&relay.path)
+        .enable_cleartext_plugin(relay.encrypts);
+    let connection = driver.connect().await.map_err(|error| {
+        relay
+            .failure()
+            .unwrap_or_else(|| failure::connecting(error))
+    })?;
     Ok((connection, relay, socket))
 }
 
-/// Returns the options for a login through the relay, without the statements that the driver sends first by default.
+/// Returns the options for a login through the relay, without the statements that the driver sends
+/// first by default.
 async fn driver_options(options: &SqlOptions) -> Result<MySqlConnectOptions> {
     let mut driver = MySqlConnectOptions::new()
         .timezone(None)

@@ -20,15 +20,28 @@ pub(super) struct ServerError {
 
 /// Returns the server's part of an error.
 pub(super) fn server_error(error: &sqlx::Error) -> Option<ServerError> {
-    let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
-    Some(ServerError { number: error.number(), message: error.message().to_owned() })
+    let error = error
+        .as_database_error()?
+        .try_downcast_ref::<MySqlDatabaseError>()?;
+    Some(ServerError {
+        number: error.number(),
+        message: error.message().to_owned(),
+    })
 }
 
-/// Returns the error of a refused statement. `begun`: whether earlier statements of the same request were executed.
+/// Returns the error of a refused statement. `begun`: whether earlier statements of the same
+/// request were executed.
 pub(super) fn refused(server_error: &ServerError, begun: bool) -> Error {
     let error = meaning(server_error);
-    let unsure = matches!(server_error.number, 3 | 1026 | 1030 | 1053 | 1158..=1161 | 1317 | 1598 | 1927 | 1969 | 3024);
-    if begun || unsure { error.effect(Effect::Unknown) } else { error }
+    let unsure = matches!(
+        server_error.number,
+        3 | 1026 | 1030 | 1053 | 1158..=1161 | 1317 | 1598 | 1927 | 1969 | 3024
+    );
+    if begun || unsure {
+        error.effect(Effect::Unknown)
+    } else {
+        error
+    }
 }
 
 fn meaning(server_error: &ServerError) -> Error {
@@ -79,11 +92,16 @@ fn meaning(server_error: &ServerError) -> Error {
 
 /// Returns the error that the server is read-only.
 pub(super) fn read_only() -> Error {
-    Error::new(Kind::Config, "the server is read-only, as a replica is").origin(Origin::WrongServer).hint("name the primary in the URL")
+    Error::new(Kind::Config, "the server is read-only, as a replica is")
+        .origin(Origin::WrongServer)
+        .hint("name the primary in the URL")
 }
 
 fn denied(server_error: &ServerError) -> Error {
-    let error = Error::new(Kind::Denied, format!("the server refused: {}", quoted(server_error)));
+    let error = Error::new(
+        Kind::Denied,
+        format!("the server refused: {}", quoted(server_error)),
+    );
     match server_error.number {
         1044 | 1142 | 1143 | 1227 | 1370 => {
             error.hint("dlock needs SELECT, INSERT, UPDATE and DELETE on its tables; init also CREATE and ALTER")
@@ -94,7 +112,8 @@ fn denied(server_error: &ServerError) -> Error {
     }
 }
 
-/// Returns the server's text in one line. Only syntax errors quote statements, which contain tokens.
+/// Returns the server's text in one line. Only syntax errors quote statements, which contain
+/// tokens.
 fn quoted(server_error: &ServerError) -> String {
     if server_error.number == 1064 || server_error.number == 1149 {
         return "a syntax error".into();
@@ -103,7 +122,10 @@ fn quoted(server_error: &ServerError) -> String {
 }
 
 fn cleaned(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(200)
+        .collect()
 }
 
 /// Returns the error of a login: no statement was sent.
@@ -114,15 +136,17 @@ pub(super) fn connecting(error: sqlx::Error) -> Error {
     match error {
         sqlx::Error::Io(error) => unreachable(error),
         sqlx::Error::Tls(error) => tls(error),
-        sqlx::Error::Configuration(error) => Error::new(Kind::Config, "the connection can't be made so").source(error),
+        sqlx::Error::Configuration(error) => {
+            Error::new(Kind::Config, "the connection can't be made so").source(error)
+        }
         error => {
             let text = error.to_string();
             // The driver has no kind of error for this.
             match text.split_once("unknown authentication plugin: ") {
                 Some((_, plugin)) => login_method(plugin),
-                None => {
-                    Error::new(Kind::Unavailable, "the login was broken off").hint("does a MySQL server listen on this port?").source(error)
-                }
+                None => Error::new(Kind::Unavailable, "the login was broken off")
+                    .hint("does a MySQL server listen on this port?")
+                    .source(error),
             }
         }
     }
@@ -133,26 +157,48 @@ fn login_method(plugin: &str) -> Error {
     // The driver appends a place in its source code to the name.
     let plugin = plugin.split_whitespace().next().unwrap_or_default();
     let hint = match plugin {
-        "client_ed25519" | "parsec" => "ALTER USER … IDENTIFIED VIA mysql_native_password USING PASSWORD('…'), for a user with locks alone",
-        _ => "caching_sha2_password, sha256_password, mysql_native_password and MariaDB's unix_socket are",
+        "client_ed25519" | "parsec" => {
+            "ALTER USER … IDENTIFIED VIA mysql_native_password USING PASSWORD('…'), for a user with locks alone"
+        }
+        _ => {
+            "caching_sha2_password, sha256_password, mysql_native_password and MariaDB's unix_socket are"
+        }
     };
-    Error::new(Kind::Config, format!("the user's login method {} is not supported", cleaned(plugin))).hint(hint)
+    Error::new(
+        Kind::Config,
+        format!(
+            "the user's login method {} is not supported",
+            cleaned(plugin)
+        ),
+    )
+    .hint(hint)
 }
 
 pub(super) fn unreachable(error: io::Error) -> Error {
-    let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    if cause.is_some() { tls(error.into()) } else { net::unreachable(error) }
+    let cause = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    if cause.is_some() {
+        tls(error.into())
+    } else {
+        net::unreachable(error)
+    }
 }
 
 /// Returns the error that the server doesn't offer TLS.
 pub(super) fn no_tls() -> Error {
-    Error::new(Kind::Denied, "the server doesn't speak TLS").hint("?ssl-mode=DISABLED connects without it")
+    Error::new(Kind::Denied, "the server doesn't speak TLS")
+        .hint("?ssl-mode=DISABLED connects without it")
 }
 
 /// Returns the error of a TLS handshake: nothing was sent.
 fn tls(error: Box<dyn std::error::Error + Send + Sync>) -> Error {
-    let io = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-    let cause = error.downcast_ref::<rustls::Error>().or_else(|| io.and_then(|inner| inner.downcast_ref::<rustls::Error>()));
+    let io = error
+        .downcast_ref::<io::Error>()
+        .and_then(io::Error::get_ref);
+    let cause = error
+        .downcast_ref::<rustls::Error>()
+        .or_else(|| io.and_then(|inner| inner.downcast_ref::<rustls::Error>()));
     let failure = match cause {
         Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
             .hint("an authority of your own is named with ?ssl-ca=FILE; the host in the URL must be one that the certificate names"),
@@ -164,14 +210,19 @@ fn tls(error: Box<dyn std::error::Error + Send + Sync>) -> Error {
     failure.source(error)
 }
 
-/// Returns the error that the connection broke while a request was under way: the request may have been applied.
+/// Returns the error that the connection broke while a request was under way: the request may have
+/// been applied.
 pub(super) fn broken(error: sqlx::Error) -> Error {
-    Error::new(Kind::Unavailable, "the connection to the server broke").effect(Effect::Unknown).source(error)
+    Error::new(Kind::Unavailable, "the connection to the server broke")
+        .effect(Effect::Unknown)
+        .source(error)
 }
 
 /// Returns the error for an answer that does not fit the request.
 pub(super) fn unreadable() -> Error {
-    Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is the table one that dlock init made?")
+    Error::new(Kind::Data, "the server's answer can't be understood")
+        .effect(Effect::Unknown)
+        .hint("is the table one that dlock init made?")
 }
 
 /// The number of the error that a session does not exist.
@@ -196,8 +247,13 @@ pub(super) fn check_layout(layout: i64) -> Result<()> {
         return Ok(());
     }
     let (major, minor) = (layout / 100, layout % 100);
-    Err(Error::new(Kind::Layout, format!("the lock was taken by a newer dlock, whose layout {major}.{minor} this one can't read"))
-        .hint("update dlock on this machine"))
+    Err(Error::new(
+        Kind::Layout,
+        format!(
+            "the lock was taken by a newer dlock, whose layout {major}.{minor} this one can't read"
+        ),
+    )
+    .hint("update dlock on this machine"))
 }
 
 #[cfg(test)]
@@ -205,14 +261,24 @@ mod tests {
     use super::*;
 
     fn of(number: u16, begun: bool) -> Error {
-        refused(&ServerError { number, message: "words\nof the server".into() }, begun)
+        refused(
+            &ServerError {
+                number,
+                message: "words\nof the server".into(),
+            },
+            begun,
+        )
     }
 
     #[test]
     fn temporary_errors_are_unavailable_and_permanent_ones_are_not() {
         for number in [1020, 1021, 1040, 1041, 1047, 1114, 1203, 1205, 1213, 3058] {
             let error = of(number, false);
-            assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied), "{number}");
+            assert_eq!(
+                (error.kind, error.effect),
+                (Kind::Unavailable, Effect::NotApplied),
+                "{number}"
+            );
             assert_eq!(of(number, true).effect, Effect::Unknown, "{number}");
         }
         for (number, kind) in [
@@ -225,9 +291,14 @@ mod tests {
         ] {
             assert_eq!(of(number, false).kind, kind, "{number}");
         }
-        // The server's own files failed, or the server ended the statement: the statement may have been applied.
+        // The server's own files failed, or the server ended the statement: the statement may have
+        // been applied.
         for number in [1026, 1030, 1053, 1317, 1927] {
-            assert_eq!((of(number, false).kind, of(number, false).effect), (Kind::Unavailable, Effect::Unknown), "{number}");
+            assert_eq!(
+                (of(number, false).kind, of(number, false).effect),
+                (Kind::Unavailable, Effect::Unknown),
+                "{number}"
+            );
         }
     }
 
@@ -235,7 +306,10 @@ mod tests {
     fn a_read_only_server_is_the_wrong_one_and_is_asked_again() {
         for number in [1047, 1053, 1290, 1792, 1836, 3100] {
             let error = of(number, false);
-            assert!(error.is_transient() && error.ends_connection(), "{number}: {error:?}");
+            assert!(
+                error.is_transient() && error.ends_connection(),
+                "{number}: {error:?}"
+            );
         }
         assert_eq!(of(1290, false).kind, Kind::Config);
     }
@@ -243,19 +317,34 @@ mod tests {
     #[test]
     fn a_server_that_wants_tls_says_how() {
         let error = of(3159, false);
-        assert!(error.kind == Kind::Config && error.hint.is_some_and(|hint| hint.contains("?ssl-mode=REQUIRED")));
+        assert!(
+            error.kind == Kind::Config
+                && error
+                    .hint
+                    .is_some_and(|hint| hint.contains("?ssl-mode=REQUIRED"))
+        );
     }
 
     #[test]
     fn unknown_login_methods_are_named() {
         let error = login_method("client_ed25519 (driver::auth:36)");
-        assert_eq!((error.kind, error.message.contains("driver")), (Kind::Config, false), "{error:?}");
+        assert_eq!(
+            (error.kind, error.message.contains("driver")),
+            (Kind::Config, false),
+            "{error:?}"
+        );
         assert!(error.hint.is_some_and(|hint| hint.contains("ALTER USER")));
     }
 
     #[test]
     fn statements_with_tokens_are_not_quoted() {
-        let error = refused(&ServerError { number: 1064, message: "near 'dlock:secret'".into() }, false);
+        let error = refused(
+            &ServerError {
+                number: 1064,
+                message: "near 'dlock:secret'".into(),
+            },
+            false,
+        );
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
         assert!(!of(9999, false).message.contains('\n'));
     }

@@ -13,9 +13,16 @@ use crate::{
 
 /// Returns the statements that add history entries for the holds that the previous statement ended.
 pub(super) fn ended(tables: &Tables, name: &str, past: &[HistoryEntry]) -> Result<Vec<String>> {
-    let entry = |past| Ok(tables.fill(include_str!("sql/ended.sql"), &Written::of(past)?.values(name)));
+    let entry = |past| {
+        Ok(tables.fill(
+            include_str!("sql/ended.sql"),
+            &Written::of(past)?.values(name),
+        ))
+    };
     let mut statements = past.iter().map(entry).collect::<Result<Vec<_>>>()?;
-    let due = past.iter().any(|past| past.fence.is_none_or(|fence| fence.0.is_multiple_of(4)));
+    let due = past
+        .iter()
+        .any(|past| past.fence.is_none_or(|fence| fence.0.is_multiple_of(4)));
     statements.extend(due.then(|| trim(tables, name, "@dlock_written > 0")));
     Ok(statements)
 }
@@ -58,35 +65,77 @@ impl Written {
 
 /// Returns the SQL that trims the history if `due`.
 pub(super) fn trim(tables: &Tables, name: &str, due: &str) -> String {
-    tables.fill(include_str!("sql/trim.sql"), &[("name", Value::Bytes(name)), ("due", Value::Sql(due))])
+    tables.fill(
+        include_str!("sql/trim.sql"),
+        &[("name", Value::Bytes(name)), ("due", Value::Sql(due))],
+    )
 }
 
 /// Returns the history of a lock, the latest entry first, and its skipped runs by host.
-pub(super) async fn read(session: &mut Connection, tables: &Tables, name: &str) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
-    let answers = session.ask(&tables.fill(include_str!("sql/runs.sql"), &[("name", Value::Bytes(name))])).await?;
-    let [runs, skips, ..] = &*answers else { return Err(failure::unreadable()) };
-    let past = runs.rows.iter().map(|row| Fields::of(row).history_entry()).collect::<Result<_>>()?;
-    Ok((past, skips.rows.iter().map(|row| Fields::of(row).skip_count()).collect::<Result<_>>()?))
+pub(super) async fn read(
+    session: &mut Connection,
+    tables: &Tables,
+    name: &str,
+) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
+    let answers = session
+        .ask(&tables.fill(
+            include_str!("sql/runs.sql"),
+            &[("name", Value::Bytes(name))],
+        ))
+        .await?;
+    let [runs, skips, ..] = &*answers else {
+        return Err(failure::unreadable());
+    };
+    let past = runs
+        .rows
+        .iter()
+        .map(|row| Fields::of(row).history_entry())
+        .collect::<Result<_>>()?;
+    Ok((
+        past,
+        skips
+            .rows
+            .iter()
+            .map(|row| Fields::of(row).skip_count())
+            .collect::<Result<_>>()?,
+    ))
 }
 
 /// Adds a history entry that no grant or release writes.
-pub(super) async fn note(session: &mut Connection, tables: &Tables, name: &str, note: &Note) -> Result<()> {
+pub(super) async fn note(
+    session: &mut Connection,
+    tables: &Tables,
+    name: &str,
+    note: &Note,
+) -> Result<()> {
     match note {
         Note::Skipped { host, reason, .. } => {
             let values = [
                 ("name", Value::Bytes(name)),
-                ("most", Value::Int(i64::try_from(SKIPPING_HOSTS).unwrap_or(i64::MAX))),
+                (
+                    "most",
+                    Value::Int(i64::try_from(SKIPPING_HOSTS).unwrap_or(i64::MAX)),
+                ),
                 ("host", Value::Text(host)),
                 ("reason", Value::Text(reason)),
             ];
-            let answers = session.ask(&tables.fill(include_str!("sql/skip.sql"), &values)).await?;
+            let answers = session
+                .ask(&tables.fill(include_str!("sql/skip.sql"), &values))
+                .await?;
             // Apart, since it locks the rows of all hosts.
             if answers.last().is_some_and(|beyond| !beyond.rows.is_empty()) {
-                session.ask(&tables.fill(include_str!("sql/forget_hosts.sql"), &values[..2])).await?;
+                session
+                    .ask(&tables.fill(include_str!("sql/forget_hosts.sql"), &values[..2]))
+                    .await?;
             }
         }
         Note::Lost(past) => {
-            session.ask(&tables.fill(include_str!("sql/lost.sql"), &Written::of(past)?.values(name))).await?;
+            session
+                .ask(&tables.fill(
+                    include_str!("sql/lost.sql"),
+                    &Written::of(past)?.values(name),
+                ))
+                .await?;
         }
     }
     Ok(())
@@ -94,7 +143,11 @@ pub(super) async fn note(session: &mut Connection, tables: &Tables, name: &str, 
 
 /// Returns the SQL that claims a warning.
 pub(super) fn claim(tables: &Tables, name: &str, fence: Fence, level: u32) -> String {
-    let values = [("name", Value::Bytes(name)), ("fence", Value::Int(fence_int(fence))), ("level", Value::Int(level.into()))];
+    let values = [
+        ("name", Value::Bytes(name)),
+        ("fence", Value::Int(fence_int(fence))),
+        ("level", Value::Int(level.into())),
+    ];
     tables.fill(include_str!("sql/warn.sql"), &values)
 }
 

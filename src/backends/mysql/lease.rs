@@ -1,4 +1,5 @@
-//! `mode=lease`: a lock is a row with an end. The worst cases are in the docs of this module's parent.
+//! `mode=lease`: a lock is a row with an end. The worst cases are in the docs of this module's
+//! parent.
 
 use std::time::Duration;
 
@@ -21,12 +22,15 @@ use crate::{
         },
     },
     lock::{
-        Busy, Capabilities, Fence, HistoryEntry, Identity, Intent, Key, Note, Notice, Progress, ReleaseInfo, Request, Result, SkipCount,
-        Token, Ttl, Wake, Which, document::OFFER,
+        Busy, Capabilities, Fence, HistoryEntry, Identity, Intent, Key, Note, Notice, Progress,
+        ReleaseInfo, Request, Result, SkipCount, Token, Ttl, Wake, Which, document::OFFER,
     },
 };
 
-pub(super) const CAPABILITIES: Capabilities = Capabilities { backend: "mysql", ..sql::LEASE };
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
+    backend: "mysql",
+    ..sql::LEASE
+};
 
 /// Leases in a table.
 pub type MysqlLease = CasBackend<MysqlLeaseStore>;
@@ -71,11 +75,18 @@ impl MysqlLease {
 
 impl MysqlLeaseStore {
     /// Asks the table, and keeps the session unless the question is dropped or its answer lost.
-    async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut MysqlLockTable<'_>) -> Result<T>) -> Result<T> {
+    async fn ask<T>(
+        &mut self,
+        question: impl AsyncFnOnce(&mut MysqlLockTable<'_>) -> Result<T>,
+    ) -> Result<T> {
         let mut session = self.client.take().await?;
         let locks = !self.locks_fail && session.server.has_advisory_locks();
-        let mut table =
-            MysqlLockTable { session: &mut session, tables: &self.client.tables, locks, noted: std::mem::take(&mut self.noted) };
+        let mut table = MysqlLockTable {
+            session: &mut session,
+            tables: &self.client.tables,
+            locks,
+            noted: std::mem::take(&mut self.noted),
+        };
         self.unanswered = Some(table.session.id());
         let answer = question(&mut table).await;
         self.noted = table.noted;
@@ -84,9 +95,13 @@ impl MysqlLeaseStore {
         answer
     }
 
-    /// Asks a question about the holder, as [`MysqlLeaseStore::ask`] does. An earlier question without an answer is ended first, or has taken
-    /// effect. Otherwise an acquire could be granted after its repetition was released or cancelled.
-    async fn ask_for_good<T>(&mut self, question: impl AsyncFn(&mut MysqlLockTable<'_>) -> Result<T>) -> Result<T> {
+    /// Asks a question about the holder, as [`MysqlLeaseStore::ask`] does. An earlier question
+    /// without an answer is ended first, or has taken effect. Otherwise an acquire could be granted
+    /// after its repetition was released or cancelled.
+    async fn ask_for_good<T>(
+        &mut self,
+        question: impl AsyncFn(&mut MysqlLockTable<'_>) -> Result<T>,
+    ) -> Result<T> {
         let before = self.unanswered.clone();
         self.ask(async |table| {
             if let Some(other) = before.filter(|other| *other != table.session.id()) {
@@ -94,14 +109,23 @@ impl MysqlLeaseStore {
             }
             let answer = question(table).await;
             // Another client ended the statement of a waiter that was awake.
-            if answer.is_err() && table.session.interrupted { question(table).await } else { answer }
+            if answer.is_err() && table.session.interrupted {
+                question(table).await
+            } else {
+                answer
+            }
         })
         .await
     }
 
     /// Whether a `GET_LOCK` of one client keeps another one waiting.
     fn has_advisory_locks(&self) -> bool {
-        !self.locks_fail && self.client.session.as_ref().is_some_and(|session| session.server.has_advisory_locks())
+        !self.locks_fail
+            && self
+                .client
+                .session
+                .as_ref()
+                .is_some_and(|session| session.server.has_advisory_locks())
     }
 }
 
@@ -150,7 +174,12 @@ impl Store for MysqlLeaseStore {
             // Noted before asking, since an unanswered request may have been served.
             self.listed.push(request.token);
         }
-        let Some(row) = self.ask_for_good(async |table| table.grant(&name, request, queued).await).await? else { return Ok(None) };
+        let Some(row) = self
+            .ask_for_good(async |table| table.grant(&name, request, queued).await)
+            .await?
+        else {
+            return Ok(None);
+        };
         self.listed.retain(|other| *other != request.token);
         let fence = row.fence();
         self.granted = Some(request.token);
@@ -158,22 +187,37 @@ impl Store for MysqlLeaseStore {
         Ok(Some(fence))
     }
 
-    async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>> {
-        let Some((row, ttl)) = self.own.of(&self.client.names.of(key), token) else { return Ok(None) };
+    async fn extend(
+        &mut self,
+        key: &Key,
+        token: &Token,
+        intent: Intent,
+    ) -> Result<Option<(Ttl, Fence)>> {
+        let Some((row, ttl)) = self.own.of(&self.client.names.of(key), token) else {
+            return Ok(None);
+        };
         let ttl = intent.ttl().unwrap_or(ttl);
         self.own.forget();
-        let Some(row) = self.ask(async |table| table.extend(&row, ttl).await).await? else { return Ok(None) };
+        let Some(row) = self
+            .ask(async |table| table.extend(&row, ttl).await)
+            .await?
+        else {
+            return Ok(None);
+        };
         let fence = row.fence();
         self.own.note(row);
         Ok(Some((ttl, fence)))
     }
 
     async fn free(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<bool> {
-        let Some((row, _)) = self.own.of(&self.client.names.of(key), token) else { return Ok(false) };
+        let Some((row, _)) = self.own.of(&self.client.names.of(key), token) else {
+            return Ok(false);
+        };
         self.own.forget();
         self.documented.forget(token);
         let write = row::release(row, token, info)?;
-        self.ask_for_good(async |table| table.write(&write).await).await
+        self.ask_for_good(async |table| table.write(&write).await)
+            .await
     }
 
     async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<RowVersion>> {
@@ -188,8 +232,14 @@ impl Store for MysqlLeaseStore {
                 table.create(&name).await?;
                 found = table.read(&name).await?;
             }
-            let needed = found.as_ref().is_some_and(|row| row::needs_waiters(row, purpose));
-            let waiters = if needed { table.queue(&name).await? } else { Vec::new() };
+            let needed = found
+                .as_ref()
+                .is_some_and(|row| row::needs_waiters(row, purpose));
+            let waiters = if needed {
+                table.queue(&name).await?
+            } else {
+                Vec::new()
+            };
             row::snapshot(found, &waiters, purpose)
         };
         let snapshot = match purpose {
@@ -204,15 +254,24 @@ impl Store for MysqlLeaseStore {
             }
             ReadFor::Release(token, _) if snapshot.document.lasts(token).is_none() => {
                 // Nothing depends on it: the waiters poll, too.
-                let _ = self.ask(async |table| table.pass_on(&name, token).await).await;
+                let _ = self
+                    .ask(async |table| table.pass_on(&name, token).await)
+                    .await;
             }
             _ => {}
         }
         Ok(snapshot)
     }
 
-    async fn swap(&mut self, _: &Key, was: Snapshot<RowVersion>, change: Change<'_>) -> Result<bool> {
-        let Some(write) = row::write(was, change) else { return Ok(true) };
+    async fn swap(
+        &mut self,
+        _: &Key,
+        was: Snapshot<RowVersion>,
+        change: Change<'_>,
+    ) -> Result<bool> {
+        let Some(write) = row::write(was, change) else {
+            return Ok(true);
+        };
         let name = &*write.was.name;
         self.own.forget();
         if !self.ask(async |table| table.write(&write).await).await? {
@@ -225,12 +284,14 @@ impl Store for MysqlLeaseStore {
         if let Some(token) = &write.releases {
             self.documented.forget(token);
         } else if write.frees() && !write.was.is_shared() {
-            // The hold was evicted. Waiters are blocked on the advisory lock of the holder's session, which is ended.
+            // The hold was evicted. Waiters are blocked on the advisory lock of the holder's
+            // session, which is ended.
             self.ask(async |table| {
                 if let Some(number) = table.advisory_lock_holder(name).await?
                     && table.session.kill(number).await?.is_none()
                 {
-                    // The server has just said over this very session that it has the advisory lock.
+                    // The server has just said over this very session that it has the advisory
+                    // lock.
                     table.session.outlast(number).await?;
                 }
                 Ok(())
@@ -245,7 +306,14 @@ impl Store for MysqlLeaseStore {
         match &self.last {
             Some((token, last)) if *token == request.token && self.has_advisory_locks() => {
                 let (mut session, hold) = (self.client.take().await?, request.token.hold_text());
-                let wake = await_wake_up(&mut session, &self.client.tables, (&name, &hold), last, at_most).await?;
+                let wake = await_wake_up(
+                    &mut session,
+                    &self.client.tables,
+                    (&name, &hold),
+                    last,
+                    at_most,
+                )
+                .await?;
                 self.client.session = Some(session);
                 self.locks_fail |= wake.is_none();
                 Ok(wake.unwrap_or(Wake::Changed))
@@ -258,13 +326,29 @@ impl Store for MysqlLeaseStore {
         let documented = self.documented.has(&request.token);
         self.last = documented.then(|| {
             let name = self.client.names.of(&request.key);
-            let predecessors = predecessors(&self.client.tables, &name, &request.token.hold_text(), self.noted.document.as_deref());
-            (request.token, LastAnswer { wake_ups: self.noted.wake_ups, position: busy.position, foreign: self.foreign, predecessors })
+            let predecessors = predecessors(
+                &self.client.tables,
+                &name,
+                &request.token.hold_text(),
+                self.noted.document.as_deref(),
+            );
+            (
+                request.token,
+                LastAnswer {
+                    wake_ups: self.noted.wake_ups,
+                    position: busy.position,
+                    foreign: self.foreign,
+                    predecessors,
+                },
+            )
         });
         // The waiter with the advisory lock polls the row for all other waiters.
         busy.notifies = self.has_advisory_locks();
-        let in_passing = busy.transient || (documented && busy.expires_in.is_some_and(|left| left <= OFFER));
-        busy.expires_in = busy.expires_in.filter(|_| in_passing || looks_at_the_end(busy.position));
+        let in_passing =
+            busy.transient || (documented && busy.expires_in.is_some_and(|left| left <= OFFER));
+        busy.expires_in = busy
+            .expires_in
+            .filter(|_| in_passing || looks_at_the_end(busy.position));
     }
 
     async fn note_waiter(&mut self, _: &Request, _: u64) -> Result<Option<u32>> {
@@ -279,32 +363,47 @@ impl Store for MysqlLeaseStore {
             return Ok(true);
         }
         let name = self.client.names.of(&request.key);
-        let documented = self.ask(async |table| table.leave(&name, &request.token).await).await?;
+        let documented = self
+            .ask(async |table| table.leave(&name, &request.token).await)
+            .await?;
         self.listed.retain(|other| *other != request.token);
         self.documented.forget(&request.token);
         Ok(!documented)
     }
 
-    async fn scan(&mut self, start: &str, progress: &Progress) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
+    async fn scan(
+        &mut self,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
         let start = self.client.names.starting_with(start);
-        let (records, queue) = self.ask(async |table| table.list(&start, progress).await).await?;
+        let (records, queue) = self
+            .ask(async |table| table.list(&start, progress).await)
+            .await?;
         row::snapshots(&self.client.names, records, &queue)
     }
 
     async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         let start = self.client.names.starting_with(start);
-        let names = self.ask(async |table| table.known(&start, which, progress).await).await?;
-        Ok(names.iter().filter_map(|name| self.client.names.key(name)).collect())
+        let names = self
+            .ask(async |table| table.known(&start, which, progress).await)
+            .await?;
+        Ok(names
+            .iter()
+            .filter_map(|name| self.client.names.key(name))
+            .collect())
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
         let name = self.client.names.of(key);
-        self.ask(async |table| history::read(table.session, table.tables, &name).await).await
+        self.ask(async |table| history::read(table.session, table.tables, &name).await)
+            .await
     }
 
     async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
         let name = self.client.names.of(key);
-        self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await
+        self.ask(async |table| history::note(table.session, table.tables, &name, note).await)
+            .await
     }
 
     fn notices(&mut self) -> Vec<Notice> {

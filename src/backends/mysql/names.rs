@@ -20,7 +20,8 @@ pub struct Tables {
     table: String,
 }
 
-/// The tables next to the lock table: their names in statements, and the ends of their names in the database.
+/// The tables next to the lock table: their names in statements, and the ends of their names in the
+/// database.
 pub(super) const SIDE_TABLES: [(&str, &str); 7] = [
     ("waiters", "_waiters"),
     ("rows", "_rows"),
@@ -33,7 +34,10 @@ pub(super) const SIDE_TABLES: [(&str, &str); 7] = [
 
 impl Tables {
     pub(super) fn new(options: &sql::SqlOptions) -> Self {
-        Self { home: home(options), table: options.table.clone() }
+        Self {
+            home: home(options),
+            table: options.table.clone(),
+        }
     }
 
     /// Returns the table's name as configured.
@@ -65,8 +69,8 @@ impl Tables {
         lines.collect::<Vec<_>>().join("\n") + "\n"
     }
 
-    /// Returns the name of the advisory lock that picks the watcher of a row, as SQL. The name includes the database's, since `GET_LOCK`'s
-    /// names belong to the whole server.
+    /// Returns the name of the advisory lock that picks the watcher of a row, as SQL. The name
+    /// includes the database's, since `GET_LOCK`'s names belong to the whole server.
     pub(super) fn advisory_lock(&self, name: &str) -> String {
         self.lock("gate", &[name])
     }
@@ -82,7 +86,11 @@ impl Tables {
     }
 
     fn lock(&self, kind: &str, of: &[&str]) -> String {
-        format!("'dlock.{kind}.{:016x}.{:016x}'", fingerprint(&[&self.home]), fingerprint(&[&[kind], of].concat()))
+        format!(
+            "'dlock.{kind}.{:016x}.{:016x}'",
+            fingerprint(&[&self.home]),
+            fingerprint(&[&[kind], of].concat())
+        )
     }
 
     /// Returns the database and the table, for names of locks that belong to the whole server.
@@ -91,7 +99,8 @@ impl Tables {
     }
 }
 
-/// Whether no other program has taken a lock since dlock did, as SQL. ShedLock's table may have any character set.
+/// Whether no other program has taken a lock since dlock did, as SQL. ShedLock's table may have any
+/// character set.
 const OF_DLOCK: &str = "(CONVERT(owner USING utf8mb4) COLLATE utf8mb4_bin <=> locked_by)";
 
 /// The longest name of a lock in MySQL.
@@ -99,16 +108,21 @@ const LONGEST: usize = 64;
 /// The prefix of hashed names.
 const HASHED: &str = "dlock#";
 
-/// Returns the table and its database, which `?table=` or else the URL names, in lower case: some servers ignore the case.
+/// Returns the table and its database, which `?table=` or else the URL names, in lower case: some
+/// servers ignore the case.
 fn home(options: &sql::SqlOptions) -> String {
     let database = options.database.as_deref().unwrap_or_default();
-    let (database, table) = options.table.split_once('.').unwrap_or((database, &options.table));
+    let (database, table) = options
+        .table
+        .split_once('.')
+        .unwrap_or((database, &options.table));
     format!("{database}.{table}").to_lowercase()
 }
 
-/// Returns the argument of `GET_LOCK` with `mode=advisory`, as SQL: `DATABASE.TABLE/NAME`, since these locks belong to the server, where
-/// NAME is the name in the tables; or the key itself with `raw_names`. MySQL ignores the case and, in places,
-/// spaces at the end, and takes 64 characters: a name that isn't short, lower-case ASCII becomes `dlock#` and the first 58 digits of its
+/// Returns the argument of `GET_LOCK` with `mode=advisory`, as SQL: `DATABASE.TABLE/NAME`, since
+/// these locks belong to the server, where NAME is the name in the tables; or the key itself with
+/// `raw_names`. MySQL ignores the case and, in places, spaces at the end, and takes 64 characters:
+/// a name that isn't short, lower-case ASCII becomes `dlock#` and the first 58 digits of its
 /// SHA-256, which is `CONCAT('dlock#', LEFT(SHA2('DATABASE.TABLE/NAME', 256), 58))`.
 pub(super) fn advisory(options: &MysqlOptions, key: &Key, name: &str) -> String {
     literal(Value::Text(&advisory_name(options, key, name)))
@@ -116,12 +130,24 @@ pub(super) fn advisory(options: &MysqlOptions, key: &Key, name: &str) -> String 
 
 /// As [`advisory`], as text.
 pub(super) fn advisory_name(options: &MysqlOptions, key: &Key, name: &str) -> String {
-    let full = if options.raw_names { key.as_str().to_owned() } else { format!("{}/{name}", home(&options.sql)) };
-    let plain = full.len() <= LONGEST && full.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase()) && !full.starts_with(HASHED);
+    let full = if options.raw_names {
+        key.as_str().to_owned()
+    } else {
+        format!("{}/{name}", home(&options.sql))
+    };
+    let plain = full.len() <= LONGEST
+        && full
+            .bytes()
+            .all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase())
+        && !full.starts_with(HASHED);
     if plain {
         return full;
     }
-    let digits = Sha256::digest(full).iter().fold(String::new(), |digits, byte| digits + &format!("{byte:02x}"));
+    let digits = Sha256::digest(full)
+        .iter()
+        .fold(String::new(), |digits, byte| {
+            digits + &format!("{byte:02x}")
+        });
     format!("{HASHED}{}", &digits[..LONGEST - HASHED.len()])
 }
 
@@ -132,17 +158,42 @@ mod tests {
 
     #[test]
     fn only_plain_names_stand_for_themselves() {
-        let mut options = MysqlOptions::new(SqlServer::Tcp { host: "h".into(), port: 1 });
+        let mut options = MysqlOptions::new(SqlServer::Tcp {
+            host: "h".into(),
+            port: 1,
+        });
         options.sql.database = Some("app".into());
-        let name = |options: &MysqlOptions, key: &str| advisory(options, &Key::new(key).unwrap(), &format!("dlock:{key}"));
-        assert_eq!(name(&options, "job"), "_utf8mb4 X'6170702E646C6F636B2F646C6F636B3A6A6F62' COLLATE utf8mb4_bin");
+        let name = |options: &MysqlOptions, key: &str| {
+            advisory(options, &Key::new(key).unwrap(), &format!("dlock:{key}"))
+        };
+        assert_eq!(
+            name(&options, "job"),
+            "_utf8mb4 X'6170702E646C6F636B2F646C6F636B3A6A6F62' COLLATE utf8mb4_bin"
+        );
         let elsewhere = MysqlOptions {
-            sql: sql::SqlOptions { database: Some("Other".into()), table: "App.dlock".into(), ..options.sql.clone() },
+            sql: sql::SqlOptions {
+                database: Some("Other".into()),
+                table: "App.dlock".into(),
+                ..options.sql.clone()
+            },
             ..options.clone()
         };
-        assert_eq!(name(&options, "job"), name(&elsewhere, "job"), "the table's database, not the URL's");
-        assert_eq!(Tables::new(&options.sql).advisory_lock("x"), Tables::new(&elsewhere.sql).advisory_lock("x"));
-        let other = MysqlOptions { sql: sql::SqlOptions { table: "jobs".into(), ..options.sql.clone() }, ..options.clone() };
+        assert_eq!(
+            name(&options, "job"),
+            name(&elsewhere, "job"),
+            "the table's database, not the URL's"
+        );
+        assert_eq!(
+            Tables::new(&options.sql).advisory_lock("x"),
+            Tables::new(&elsewhere.sql).advisory_lock("x")
+        );
+        let other = MysqlOptions {
+            sql: sql::SqlOptions {
+                table: "jobs".into(),
+                ..options.sql.clone()
+            },
+            ..options.clone()
+        };
         assert_ne!(name(&options, "job"), name(&other, "job"));
         for odd in ["JOB", "job ", "caf\u{e9}", &"x".repeat(60)] {
             // In hexadecimal, of 64 characters: dlock#
@@ -153,10 +204,20 @@ mod tests {
             );
         }
         options.raw_names = true;
-        assert_eq!(name(&options, "job"), "_utf8mb4 X'6A6F62' COLLATE utf8mb4_bin");
-        assert_ne!(advisory_name(&options, &Key::new("dlock#0").unwrap(), ""), "dlock#0", "it could be another's hash");
+        assert_eq!(
+            name(&options, "job"),
+            "_utf8mb4 X'6A6F62' COLLATE utf8mb4_bin"
+        );
+        assert_ne!(
+            advisory_name(&options, &Key::new("dlock#0").unwrap(), ""),
+            "dlock#0",
+            "it could be another's hash"
+        );
         // SELECT LEFT(SHA2('JOB', 256), 58)
         let hashed = advisory_name(&options, &Key::new("JOB").unwrap(), "");
-        assert_eq!(hashed, "dlock#c7b278365543990288675aaa4441199528aefbb5ade99bf9f56ec4d09d");
+        assert_eq!(
+            hashed,
+            "dlock#c7b278365543990288675aaa4441199528aefbb5ade99bf9f56ec4d09d"
+        );
     }
 }

@@ -10,7 +10,8 @@ pub const PORT: u16 = 3306;
 pub struct MysqlOptions {
     /// The server, the table, the namespace and the mode.
     pub sql: SqlOptions,
-    /// With `mode=advisory`: `GET_LOCK` takes the key itself, without namespace, as other programs would.
+    /// With `mode=advisory`: `GET_LOCK` takes the key itself, without namespace, as other programs
+    /// would.
     pub raw_names: bool,
     /// The user vouches that clients write to only one node of a Galera cluster.
     pub single_writer: bool,
@@ -19,6 +20,10 @@ pub struct MysqlOptions {
 impl MysqlOptions {
     /// Leases in the table `dlock` on `server`.
     pub fn new(server: SqlServer) -> Self {
-        Self { sql: SqlOptions::new(server), raw_names: false, single_writer: false }
+        Self {
+            sql: SqlOptions::new(server),
+            raw_names: false,
+            single_writer: false,
+        }
     }
 }

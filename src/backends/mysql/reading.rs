@@ -21,7 +21,9 @@ pub(super) fn lock_row(fields: &mut Fields<'_>) -> Result<LockRow> {
         lock_until_us: fields.int()?,
         locked_at_us: fields.int()?,
         locked_by: fields.text()?,
-        layout: fields.int_or_null()?.map(|layout| i16::try_from(layout).unwrap_or(i16::MAX)),
+        layout: fields
+            .int_or_null()?
+            .map(|layout| i16::try_from(layout).unwrap_or(i16::MAX)),
         owner: fields.text_or_null()?,
         fence: fields.int()?,
         mode: fields.text_or_null()?,

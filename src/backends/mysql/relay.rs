@@ -1,19 +1,25 @@
 //! A relay between sqlx and the server's socket, within this process.
 //!
 //! sqlx speaks the protocol, except for these parts, which the relay adds:
-//! - sqlx takes no stream and hides the one it opens: the guardian needs the socket, so that a session lock outlives a killed dlock.
-//! - sqlx connects to one address of a name after the other, and waits for the resolver: the relay connects as to all other stores.
-//! - sqlx trusts the public authorities in addition to the one that a user names: the relay speaks TLS, with that authority alone.
-//! - sqlx stores an answer of any length: the relay ends a session whose server sends a very long one.
+//! - sqlx takes no stream and hides the one it opens: the guardian needs the socket, so that a
+//!   session lock outlives a killed dlock.
+//! - sqlx connects to one address of a name after the other, and waits for the resolver: the relay
+//!   connects as to all other stores.
+//! - sqlx trusts the public authorities in addition to the one that a user names: the relay speaks
+//!   TLS, with that authority alone.
+//! - sqlx stores an answer of any length: the relay ends a session whose server sends a very long
+//!   one.
 //!
 //! For TLS, the relay changes three parts of the login:
 //! - The relay removes the offer of TLS from the server's greeting.
-//! - The relay first sends the start of sqlx's answer by itself, which requests TLS, and increments the answer's number.
-//! - sqlx would encrypt a whole password, since its connection is in clear. The relay asks sqlx for the plain password
-//!   instead: the connection to the server is encrypted by then, and verified as the user asked.
+//! - The relay first sends the start of sqlx's answer by itself, which requests TLS, and increments
+//!   the answer's number.
+//! - sqlx would encrypt a whole password, since its connection is in clear. The relay asks sqlx for
+//!   the plain password instead: the connection to the server is encrypted by then, and verified as
+//!   the user asked.
 //!
-//! Everything else passes through unchanged. sqlx connects to a socket without a place in the file system, with a
-//! random name, which serves one client of this process and is closed then.
+//! Everything else passes through unchanged. sqlx connects to a socket without a place in the file
+//! system, with a random name, which serves one client of this process and is closed then.
 
 use std::{
     io,
@@ -78,12 +84,14 @@ pub(super) struct MysqlRelay {
 }
 
 impl MysqlRelay {
-    /// Connects to the server, and waits for sqlx in a task. Returns a duplicate of the server's socket too.
+    /// Connects to the server, and waits for sqlx in a task. Returns a duplicate of the server's
+    /// socket too.
     pub(super) async fn start(options: &SqlOptions) -> Result<(Self, OwnedFd)> {
         let handshake = handshake(options)?;
         let (mut server, socket) = dial(&options.server).await?;
         let mut greeting = read(&mut server).await.map_err(failure::unreachable)?;
-        let offered = greeting.payload().first() == Some(&REFUSED) || handshake.is_some() && greeting.take_tls_away();
+        let offered = greeting.payload().first() == Some(&REFUSED)
+            || handshake.is_some() && greeting.take_tls_away();
         if handshake.is_some() && !offered && options.tls != TlsMode::Prefer {
             return Err(failure::no_tls());
         }
@@ -93,7 +101,9 @@ impl MysqlRelay {
         let listener = loopback::listen(&path[1..]).map_err(failure::unreachable)?;
         let (tell, failed) = oneshot::channel();
         let task = tokio::spawn(async move {
-            let Ok(mut client) = loopback::accept(listener).await else { return };
+            let Ok(mut client) = loopback::accept(listener).await else {
+                return;
+            };
             match log_in(&mut client, server, greeting, handshake).await {
                 Ok(Some(server)) => {
                     // Either end may have failed: the session is over.
@@ -104,7 +114,15 @@ impl MysqlRelay {
                 Err(error) => drop(tell.send(error)),
             }
         });
-        Ok((Self { path, encrypts, task, failed }, socket))
+        Ok((
+            Self {
+                path,
+                encrypts,
+                task,
+                failed,
+            },
+            socket,
+        ))
     }
 
     /// Returns the relay's own reason why sqlx could not log in.
@@ -121,7 +139,9 @@ impl Drop for MysqlRelay {
 
 /// Returns what a TLS handshake needs, if the options may want TLS.
 fn handshake(options: &SqlOptions) -> Result<Option<Handshake>> {
-    let SqlServer::Tcp { host, .. } = &options.server else { return Ok(None) };
+    let SqlServer::Tcp { host, .. } = &options.server else {
+        return Ok(None);
+    };
     match options.tls {
         TlsMode::Disable => Ok(None),
         TlsMode::VerifyCa | TlsMode::VerifyFull => tls::connector(options, host).map(Some),
@@ -137,13 +157,21 @@ fn handshake(options: &SqlOptions) -> Result<Option<Handshake>> {
 async fn dial(server: &SqlServer) -> Result<(Box<dyn Stream>, OwnedFd)> {
     match server {
         SqlServer::Unix { path, .. } => {
-            let stream = UnixStream::connect(path).await.map_err(failure::unreachable)?;
-            let again = stream.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
+            let stream = UnixStream::connect(path)
+                .await
+                .map_err(failure::unreachable)?;
+            let again = stream
+                .as_fd()
+                .try_clone_to_owned()
+                .map_err(failure::unreachable)?;
             Ok((Box::new(stream), again))
         }
         SqlServer::Tcp { host, port } => {
             let stream = net::dial(host, *port).await?;
-            let again = stream.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
+            let again = stream
+                .as_fd()
+                .try_clone_to_owned()
+                .map_err(failure::unreachable)?;
             Ok((Box::new(stream), again))
         }
     }
@@ -182,7 +210,8 @@ async fn pass(client: UnixStream, server: Box<dyn Stream>) -> io::Result<()> {
 struct Answers {
     /// The first bytes of a packet whose header has not arrived yet.
     begun: Vec<u8>,
-    /// How many bytes of the present packet have not arrived yet, and whether the next packet continues it.
+    /// How many bytes of the present packet have not arrived yet, and whether the next packet
+    /// continues it.
     left: usize,
     continued: bool,
     /// The first byte of the present message, and its length so far.
@@ -203,14 +232,17 @@ enum Part {
 }
 
 impl Answers {
-    /// Parses more bytes. Returns false if the server sends a longer message, or more columns, than any answer to dlock has.
+    /// Parses more bytes. Returns false if the server sends a longer message, or more columns, than
+    /// any answer to dlock has.
     fn read(&mut self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
             if self.left == 0 {
                 let (begin, rest) = bytes.split_at(bytes.len().min(4 - self.begun.len()));
                 self.begun.extend_from_slice(begin);
                 bytes = rest;
-                let &[a, b, c, _] = &self.begun[..] else { return true };
+                let &[a, b, c, _] = &self.begun[..] else {
+                    return true;
+                };
                 self.left = u32::from_le_bytes([a, b, c, 0]) as usize;
                 self.continued = self.left == CONTINUED;
                 self.length += self.left;
@@ -220,7 +252,11 @@ impl Answers {
             self.first = self.first.or(part.first().copied());
             self.left -= part.len();
             bytes = rest;
-            let most = if matches!(self.part, Part::Columns(_)) { COLUMN } else { MESSAGE };
+            let most = if matches!(self.part, Part::Columns(_)) {
+                COLUMN
+            } else {
+                MESSAGE
+            };
             if self.length > most || self.left == 0 && !self.continued && !self.next_part() {
                 return false;
             }
@@ -232,9 +268,9 @@ impl Answers {
     fn next_part(&mut self) -> bool {
         self.length = 0;
         self.part = match (&self.part, self.first.take()) {
-            (Part::Result, None | Some(OK | REFUSED)) | (Part::Columns(2..), Some(REFUSED)) | (Part::Rows, Some(END | REFUSED)) => {
-                Part::Result
-            }
+            (Part::Result, None | Some(OK | REFUSED))
+            | (Part::Columns(2..), Some(REFUSED))
+            | (Part::Rows, Some(END | REFUSED)) => Part::Result,
             (Part::Result, Some(columns)) if columns > COLUMNS => return false,
             (Part::Result, Some(columns)) => Part::Columns(columns),
             (Part::Columns(left @ 2..), _) => Part::Columns(left - 1),
@@ -244,7 +280,8 @@ impl Answers {
     }
 }
 
-/// Passes the login through, and encrypts the connection before it. Returns `None` if sqlx or the server ended it, which sqlx reports itself.
+/// Passes the login through, and encrypts the connection before it. Returns `None` if sqlx or the
+/// server ended it, which sqlx reports itself.
 async fn log_in(
     client: &mut UnixStream,
     mut server: Box<dyn Stream>,
@@ -254,15 +291,29 @@ async fn log_in(
     if client.write_all(&greeting.0).await.is_err() {
         return Ok(None);
     }
-    let Ok(mut answer) = read(client).await else { return Ok(None) };
+    let Ok(mut answer) = read(client).await else {
+        return Ok(None);
+    };
     let encrypts = handshake.is_some();
     if let Some((connector, name)) = handshake {
-        let asking = answer.asking_for_tls().ok_or_else(|| failure::unreadable().effect(Effect::NotApplied))?;
-        server.write_all(&asking.0).await.map_err(failure::unreachable)?;
-        server = Box::new(connector.connect(name, server).await.map_err(failure::unreachable)?);
+        let asking = answer
+            .asking_for_tls()
+            .ok_or_else(|| failure::unreadable().effect(Effect::NotApplied))?;
+        server
+            .write_all(&asking.0)
+            .await
+            .map_err(failure::unreachable)?;
+        server = Box::new(
+            connector
+                .connect(name, server)
+                .await
+                .map_err(failure::unreachable)?,
+        );
     }
     loop {
-        send(&mut server, &answer).await.map_err(failure::unreachable)?;
+        send(&mut server, &answer)
+            .await
+            .map_err(failure::unreachable)?;
         loop {
             let mut packet = read(&mut server).await.map_err(failure::unreachable)?;
             if encrypts {
@@ -280,7 +331,9 @@ async fn log_in(
                 _ => break,
             }
         }
-        let Ok(reply) = read(client).await else { return Ok(None) };
+        let Ok(reply) = read(client).await else {
+            return Ok(None);
+        };
         answer = reply;
     }
 }
@@ -300,24 +353,32 @@ impl Packet {
     }
 
     fn put(&mut self, payload: &[u8]) {
-        let length = u32::try_from(payload.len()).unwrap_or_default().to_le_bytes();
+        let length = u32::try_from(payload.len())
+            .unwrap_or_default()
+            .to_le_bytes();
         self.0.truncate(4);
         self.0[..3].copy_from_slice(&length[..3]);
         self.0.extend_from_slice(payload);
     }
 
-    /// Removes the offer of TLS from a greeting: a version, the server's version up to a zero, the session's number, eight bytes of a
-    /// nonce, a zero, and the lower half of the flags. Returns false if the server offers no TLS.
+    /// Removes the offer of TLS from a greeting: a version, the server's version up to a zero, the
+    /// session's number, eight bytes of a nonce, a zero, and the lower half of the flags. Returns
+    /// false if the server offers no TLS.
     fn take_tls_away(&mut self) -> bool {
-        let Some(end) = self.payload().iter().skip(1).position(|byte| *byte == 0) else { return false };
+        let Some(end) = self.payload().iter().skip(1).position(|byte| *byte == 0) else {
+            return false;
+        };
         let at = 4 + 1 + end + 1 + 4 + 8 + 1;
-        let Some(&[low, high]) = self.0.get(at..at + 2) else { return false };
+        let Some(&[low, high]) = self.0.get(at..at + 2) else {
+            return false;
+        };
         let can = u16::from_le_bytes([low, high]);
         self.0[at..at + 2].copy_from_slice(&(can & !CAN_TLS).to_le_bytes());
         can & CAN_TLS != 0
     }
 
-    /// Returns the packet that requests TLS before a client's answer, and increments the answer's number.
+    /// Returns the packet that requests TLS before a client's answer, and increments the answer's
+    /// number.
     fn asking_for_tls(&mut self) -> Option<Self> {
         let flags = u16::from_le_bytes(*self.payload().first_chunk()?) | CAN_TLS;
         self.0[4..6].copy_from_slice(&flags.to_le_bytes());
@@ -341,7 +402,10 @@ async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Packet> {
     stream.read_exact(&mut packet).await?;
     let length = usize::from(u16::from_le_bytes([packet[0], packet[1]]));
     if packet[2] != 0 {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "is it a MySQL server?"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "is it a MySQL server?",
+        ));
     }
     packet.resize(4 + length, 0);
     stream.read_exact(&mut packet[4..]).await?;
@@ -361,9 +425,21 @@ mod tests {
 
     /// Two results, a statement without rows and an error, as a server answers a batch.
     fn answer() -> Vec<u8> {
-        let result =
-            [packet(1, &[2]), packet(2, b"\x03def"), packet(3, b"\x03def"), packet(4, b"\xfbxx"), packet(5, b"\0"), packet(6, b"\xfe\0\0")];
-        let all = [&result[..], &[packet(7, &[OK, 0, 0])], &result, &[packet(8, b"\xff\x10\x04#42000")]].concat();
+        let result = [
+            packet(1, &[2]),
+            packet(2, b"\x03def"),
+            packet(3, b"\x03def"),
+            packet(4, b"\xfbxx"),
+            packet(5, b"\0"),
+            packet(6, b"\xfe\0\0"),
+        ];
+        let all = [
+            &result[..],
+            &[packet(7, &[OK, 0, 0])],
+            &result,
+            &[packet(8, b"\xff\x10\x04#42000")],
+        ]
+        .concat();
         all.into_iter().flat_map(|packet| packet.0).collect()
     }
 
@@ -373,7 +449,12 @@ mod tests {
         for size in 1..12 {
             let mut answers = Answers::default();
             assert!(answer.chunks(size).all(|part| answers.read(part)));
-            assert!(matches!(answers.part, Part::Result) && answers.left == 0 && answers.begun.is_empty(), "{answers:?}");
+            assert!(
+                matches!(answers.part, Part::Result)
+                    && answers.left == 0
+                    && answers.begun.is_empty(),
+                "{answers:?}"
+            );
         }
     }
 
@@ -382,11 +463,19 @@ mod tests {
         let long = [0xff, 0xff, 0xff, 0];
         let column = [packet(1, &[1]).0, vec![1, 0x80, 0, 2, 3]].concat();
         let many = packet(1, b"\xfe\0\0\0\0\0\x01\0\0").0;
-        for begin in [&long[..], &[packet(1, &[1]).0, packet(2, b"\x03def").0, long.to_vec()].concat(), &column, &many] {
+        for begin in [
+            &long[..],
+            &[packet(1, &[1]).0, packet(2, b"\x03def").0, long.to_vec()].concat(),
+            &column,
+            &many,
+        ] {
             assert!(!Answers::default().read(begin), "{begin:?}");
         }
         // A message in several packets.
-        let mut answers = Answers { part: Part::Rows, ..Answers::default() };
+        let mut answers = Answers {
+            part: Part::Rows,
+            ..Answers::default()
+        };
         let first = [&[0xff, 0xff, 0xff, 0][..], &vec![b'x'; 0xff_ff_ff]].concat();
         assert!(first.chunks(8192).any(|part| !answers.read(part)));
     }
@@ -407,7 +496,17 @@ mod tests {
 
     #[test]
     fn a_greeting_loses_only_its_tls_offer() {
-        let greeting = |low: u8, high: u8| packet(0, &[b"\x0a9.7.4\0\x07\0\0\0nonce678\0".as_slice(), &[low, high], b"rest"].concat());
+        let greeting = |low: u8, high: u8| {
+            packet(
+                0,
+                &[
+                    b"\x0a9.7.4\0\x07\0\0\0nonce678\0".as_slice(),
+                    &[low, high],
+                    b"rest",
+                ]
+                .concat(),
+            )
+        };
         let mut with = greeting(0xff, 0xff);
         assert!(with.take_tls_away());
         assert_eq!(with, greeting(0xff, 0xf7));
@@ -427,15 +526,26 @@ mod tests {
             seed = seed.wrapping_add(1);
             let mut dice = damage::Dice(seed);
             let damaged = damage::bytes([&greeting, &answer, &asks][dice.below(3)], &mut dice);
-            let Ok(mut packet) = read(&mut &damaged[..]).await else { continue };
+            let Ok(mut packet) = read(&mut &damaged[..]).await else {
+                continue;
+            };
             read_whole += 1;
-            let is_whole = |packet: &Packet| usize::from(u16::from_le_bytes([packet.0[0], packet.0[1]])) == packet.payload().len();
+            let is_whole = |packet: &Packet| {
+                usize::from(u16::from_le_bytes([packet.0[0], packet.0[1]]))
+                    == packet.payload().len()
+            };
             packet.take_tls_away();
             packet.ask_for_the_password_as_it_is();
             let asking = packet.asking_for_tls();
-            assert!(is_whole(&packet) && asking.is_none_or(|asking| is_whole(&asking)), "DLOCK_TEST_SEED={seed}");
+            assert!(
+                is_whole(&packet) && asking.is_none_or(|asking| is_whole(&asking)),
+                "DLOCK_TEST_SEED={seed}"
+            );
         }
-        assert!(read_whole > damage::TRIES / 20, "only {read_whole} could be read at all");
+        assert!(
+            read_whole > damage::TRIES / 20,
+            "only {read_whole} could be read at all"
+        );
     }
 
     #[test]

@@ -15,17 +15,30 @@ use crate::{
 /// Returns the names and definitions of a table's columns.
 fn columns(table: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let create = format!("CREATE TABLE IF NOT EXISTS :{table} (");
-    let lines = include_str!("sql/schema.sql").lines().skip_while(move |line| *line != create).skip(1).map(str::trim);
-    let columns = lines.take_while(|line| !line.starts_with("PRIMARY KEY")).filter_map(|line| line.split_once(' '));
+    let lines = include_str!("sql/schema.sql")
+        .lines()
+        .skip_while(move |line| *line != create)
+        .skip(1)
+        .map(str::trim);
+    let columns = lines
+        .take_while(|line| !line.starts_with("PRIMARY KEY"))
+        .filter_map(|line| line.split_once(' '));
     columns.map(|(name, definition)| (name, definition.trim().trim_end_matches(',')))
 }
 
-/// Returns assignments that carry run records, which later runs depend on, from one row of a lock to the other of its rows, with a comma at
-/// the end. A row without a record changes none.
+/// Returns assignments that carry run records, which later runs depend on, from one row of a lock
+/// to the other of its rows, with a comma at the end. A row without a record changes none.
 pub(super) fn carry(from: &str, to: &str) -> String {
-    let record = columns("sessions").map(|(name, _)| name).skip_while(|name| *name != "paced_at");
-    let assign = |name| format!("{to}.{name} = IF({from}.paced_at IS NULL AND {from}.start_at IS NULL, {to}.{name}, {from}.{name}), ");
-    record.map(assign).collect::<String>() + &format!("{to}.fence = GREATEST({to}.fence, COALESCE({from}.fence, 0)), ")
+    let record = columns("sessions")
+        .map(|(name, _)| name)
+        .skip_while(|name| *name != "paced_at");
+    let assign = |name| {
+        format!(
+            "{to}.{name} = IF({from}.paced_at IS NULL AND {from}.start_at IS NULL, {to}.{name}, {from}.{name}), "
+        )
+    };
+    record.map(assign).collect::<String>()
+        + &format!("{to}.fence = GREATEST({to}.fence, COALESCE({from}.fence, 0)), ")
 }
 
 /// Returns what `dlock init` does where there are no tables yet, as SQL.
@@ -33,16 +46,26 @@ pub(super) fn text(tables: &Tables) -> String {
     tables.show(include_str!("sql/schema.sql"))
 }
 
-/// Creates missing tables, upgrades ShedLock's table so that both programs can use it, and moves locks without a holder from other modes
-/// to this mode. A repeated call changes nothing.
-pub(super) async fn create(session: &mut Connection, tables: &Tables, mode: SqlMode) -> Result<Init> {
+/// Creates missing tables, upgrades ShedLock's table so that both programs can use it, and moves
+/// locks without a holder from other modes to this mode. A repeated call changes nothing.
+pub(super) async fn create(
+    session: &mut Connection,
+    tables: &Tables,
+    mode: SqlMode,
+) -> Result<Init> {
     let done = upgrade(session, tables).await?;
     // The session modes have their run records in the same rows.
-    let (mode, carry) = if mode == SqlMode::Lease { (Value::Null, carry("s", "l")) } else { (Value::Text(mode.name()), String::new()) };
+    let (mode, carry) = if mode == SqlMode::Lease {
+        (Value::Null, carry("s", "l"))
+    } else {
+        (Value::Text(mode.name()), String::new())
+    };
     let give = "UPDATE :table AS l LEFT JOIN :sessions AS s ON s.name = l.name SET :carry l.mode = :mode, l.revision = l.revision + 1
                  WHERE l.mode IS NOT NULL AND NOT (l.mode <=> :mode) AND s.session IS NULL
                    AND NOT EXISTS (SELECT 1 FROM :readers AS r WHERE r.name = l.name);";
-    session.ask(&tables.fill(give, &[("mode", mode), ("carry", Value::Sql(&carry))])).await?;
+    session
+        .ask(&tables.fill(give, &[("mode", mode), ("carry", Value::Sql(&carry))]))
+        .await?;
     Ok(done)
 }
 
@@ -53,7 +76,9 @@ async fn upgrade(session: &mut Connection, tables: &Tables) -> Result<Init> {
     }
     // ALTER TABLE waits for the statements that use the table.
     session.ask("SET SESSION lock_wait_timeout = 30").await?;
-    session.ask(&tables.fill(include_str!("sql/schema.sql"), &[])).await?;
+    session
+        .ask(&tables.fill(include_str!("sql/schema.sql"), &[]))
+        .await?;
     if let Some(changes) = before.changes {
         session.ask(&changes).await?;
     }
@@ -81,8 +106,15 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<TableState
         Some((database, table)) => (Value::Words(database), table),
         None => (Value::Sql("DATABASE()"), tables.table()),
     };
-    let names: Vec<_> = [""].into_iter().chain(SIDE_TABLES.map(|(_, suffix)| suffix)).map(|suffix| format!("{table}{suffix}")).collect();
-    let names: Vec<_> = names.iter().map(|name| literal(Value::Words(name))).collect();
+    let names: Vec<_> = [""]
+        .into_iter()
+        .chain(SIDE_TABLES.map(|(_, suffix)| suffix))
+        .map(|suffix| format!("{table}{suffix}"))
+        .collect();
+    let names: Vec<_> = names
+        .iter()
+        .map(|name| literal(Value::Words(name)))
+        .collect();
     let question = format!(
         "SELECT table_name, column_name, column_type, character_set_name, collation_name FROM information_schema.columns WHERE table_schema = {} AND table_name IN ({});",
         literal(database),
@@ -94,34 +126,63 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<TableState
         let mut fields = Fields::of(row);
         let (of, column, kind) = (fields.text()?, fields.text()?, fields.text()?);
         let (charset, collation) = (fields.text_or_null()?, fields.text_or_null()?);
-        let suffix = of.get(table.len()..).unwrap_or_default().to_ascii_lowercase();
-        found.push((suffix, column.to_ascii_lowercase(), kind.to_ascii_lowercase(), charset, collation));
+        let suffix = of
+            .get(table.len()..)
+            .unwrap_or_default()
+            .to_ascii_lowercase();
+        found.push((
+            suffix,
+            column.to_ascii_lowercase(),
+            kind.to_ascii_lowercase(),
+            charset,
+            collation,
+        ));
     }
     let exists = |suffix: &str| found.iter().any(|(of, ..)| of == suffix);
     if !exists("") {
-        return Ok(TableState { usable: false, changes: None });
+        return Ok(TableState {
+            usable: false,
+            changes: None,
+        });
     }
     let (mut changes, mut usable) = (String::new(), true);
     for (name, suffix) in [("table", "")].into_iter().chain(SIDE_TABLES) {
         let (mut parts, mut collations) = (Vec::new(), Vec::new());
         for (column, definition) in columns(name).filter(|_| exists(suffix)) {
-            let kind = definition.split(' ').next().unwrap_or_default().to_ascii_lowercase();
-            match found.iter().find(|(of, name, ..)| of == suffix && name == column) {
+            let kind = definition
+                .split(' ')
+                .next()
+                .unwrap_or_default()
+                .to_ascii_lowercase();
+            match found
+                .iter()
+                .find(|(of, name, ..)| of == suffix && name == column)
+            {
                 None => parts.push(format!("ADD COLUMN {column} {definition}")),
-                // A server's default decided, of an older table or of ShedLock's. ShedLock's own column keeps its collation.
+                // A server's default decided, of an older table or of ShedLock's. ShedLock's own
+                // column keeps its collation.
                 Some((.., Some(collation)))
-                    if column != "locked_by" && definition.contains(" COLLATE ") && !definition.contains(collation) =>
+                    if column != "locked_by"
+                        && definition.contains(" COLLATE ")
+                        && !definition.contains(collation) =>
                 {
                     collations.push(format!("MODIFY {column} {definition}"));
                 }
                 // MariaDB writes bigint(20), MySQL bigint.
-                Some((_, _, found, ..)) if *found == kind || kind.contains("int") && found.starts_with(&kind) => {}
+                Some((_, _, found, ..))
+                    if *found == kind || kind.contains("int") && found.starts_with(&kind) => {}
                 Some((_, _, found, charset, _)) if name == "table" => {
-                    if column == "name" && charset.as_deref().is_some_and(|charset| !charset.starts_with("utf8")) {
+                    if column == "name"
+                        && charset
+                            .as_deref()
+                            .is_some_and(|charset| !charset.starts_with("utf8"))
+                    {
                         // The bytes of the name must be those of UTF-8.
                         changes += &tables.fill("ALTER TABLE :table MODIFY name VARCHAR(80) CHARACTER SET utf8mb4 NOT NULL;", &[]);
                     }
-                    if matches!(column, "name" | "lock_until" | "locked_at") || found.starts_with("varchar") && column != "locked_by" {
+                    if matches!(column, "name" | "lock_until" | "locked_at")
+                        || found.starts_with("varchar") && column != "locked_by"
+                    {
                         parts.push(format!("MODIFY {column} {definition}"));
                     }
                 }
@@ -131,28 +192,46 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<TableState
         usable &= parts.is_empty();
         parts.append(&mut collations);
         if !parts.is_empty() {
-            changes.extend([tables.fill(&format!("ALTER TABLE :{name}"), &[]), parts.join(", "), ";".into()]);
+            changes.extend([
+                tables.fill(&format!("ALTER TABLE :{name}"), &[]),
+                parts.join(", "),
+                ";".into(),
+            ]);
         }
     }
     let changes = Some(changes).filter(|changes| !changes.is_empty());
     usable &= SIDE_TABLES.iter().all(|(_, suffix)| exists(suffix));
     if usable {
-        let older = session.ask(&tables.fill("SELECT 1 FROM :table WHERE layout < :layout LIMIT 1;", &[])).await?;
+        let older = session
+            .ask(&tables.fill("SELECT 1 FROM :table WHERE layout < :layout LIMIT 1;", &[]))
+            .await?;
         usable = older.iter().all(|answer| answer.rows.is_empty());
     }
     Ok(TableState { usable, changes })
 }
 
 /// See [`Database::collect`](crate::backends::sql::Database::collect).
-pub(super) async fn collect(session: &mut Connection, tables: &Tables, options: &SqlOptions, unused_for: Duration) -> Result<u64> {
+pub(super) async fn collect(
+    session: &mut Connection,
+    tables: &Tables,
+    options: &SqlOptions,
+    unused_for: Duration,
+) -> Result<u64> {
     options.check_collect()?;
-    let shared = session.ask(&tables.fill("SELECT 1 FROM :table WHERE NOT :of_dlock AND locked_by <> :shared LIMIT 1;", &[])).await?;
+    let shared = session
+        .ask(&tables.fill(
+            "SELECT 1 FROM :table WHERE NOT :of_dlock AND locked_by <> :shared LIMIT 1;",
+            &[],
+        ))
+        .await?;
     if shared.first().is_some_and(|answer| !answer.rows.is_empty()) {
         return Err(SqlOptions::shares_table());
     }
     let micros = i64::try_from(unused_for.as_micros()).unwrap_or(i64::MAX);
     let names = Names::new(&options.namespace).starting_with("");
     let values = [("age", Value::Int(micros)), ("start", Value::Bytes(&names))];
-    let answers = session.ask(&tables.fill(include_str!("sql/collect.sql"), &values)).await?;
+    let answers = session
+        .ask(&tables.fill(include_str!("sql/collect.sql"), &values))
+        .await?;
     Ok(answers.first().map_or(0, |answer| answer.matched))
 }

@@ -9,8 +9,16 @@ pub(super) async fn readable(socket: &OwnedFd) {
     let watch = async {
         let copy = socket.try_clone()?;
         match sockopt::socket_domain(socket)? {
-            AddressFamily::UNIX => tokio::net::UnixStream::from_std(copy.into())?.readable().await,
-            _ => tokio::net::TcpStream::from_std(copy.into())?.readable().await,
+            AddressFamily::UNIX => {
+                tokio::net::UnixStream::from_std(copy.into())?
+                    .readable()
+                    .await
+            }
+            _ => {
+                tokio::net::TcpStream::from_std(copy.into())?
+                    .readable()
+                    .await
+            }
         }
     };
     let watched: io::Result<()> = watch.await;
@@ -19,8 +27,8 @@ pub(super) async fn readable(socket: &OwnedFd) {
     }
 }
 
-/// Sets whether closing the connection discards undelivered data instead of delivering it. A Unix socket has no
-/// undelivered data. After a failure, TCP delivers the data.
+/// Sets whether closing the connection discards undelivered data instead of delivering it. A Unix
+/// socket has no undelivered data. After a failure, TCP delivers the data.
 pub(super) fn drop_unsent_on_close(socket: &OwnedFd, drop: bool) {
     let _ = sockopt::set_socket_linger(socket, drop.then_some(Duration::ZERO));
 }

@@ -1,8 +1,10 @@
 //! Run records, as parts of the statements that grant a lock and give it back.
 //!
-//! Worst cases: the granting statement waits for the row while another run is granted the lock and gives it back (the statement checks
-//! the row after the wait, by a time from before the wait: a run that began since lies in the future, and denies the grant); the server's
-//! clock is set back (likewise, and the row is then judged by its own time); a row changes after it was judged (its revision differs).
+//! Worst cases: the granting statement waits for the row while another run is granted the lock and
+//! gives it back (the statement checks the row after the wait, by a time from before the wait: a
+//! run that began since lies in the future, and denies the grant); the server's clock is set back
+//! (likewise, and the row is then judged by its own time); a row changes after it was judged (its
+//! revision differs).
 
 use super::statement::{Value, literal, substitute};
 use crate::{
@@ -15,7 +17,8 @@ pub(super) const STARTS: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.pace
     l.at_least_ms, l.paced_who, l.paced_hold, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.start_at) DIV 1000, l.start_fence, l.start_stage, \
     l.start_tries, l.start_window_ms, l.start_who, l.start_hold, l.paced_replaced, l.start_replaced";
 
-/// The cooldown that a run replaces, as JSON of [`Cooldown`](crate::lock::Cooldown), if it may still matter.
+/// The cooldown that a run replaces, as JSON of [`Cooldown`](crate::lock::Cooldown), if it may
+/// still matter.
 const REPLACED_COOLDOWN: &str = "CASE WHEN paced_hold = :hold THEN paced_replaced \
     WHEN TIMESTAMPADD(MICROSECOND, GREATEST(guard_ms, at_least_ms) * 1000, paced_at) > UTC_TIMESTAMP(6) THEN JSON_OBJECT(\
     's', TIMESTAMPDIFF(MICROSECOND, '1970-01-01', paced_at) DIV 1000, 'f', paced_fence, 'p', CONVERT(paced_place USING utf8mb4), \
@@ -29,7 +32,8 @@ pub(super) struct Granting {
     pub columns: String,
     /// See `columns`.
     pub values: String,
-    /// The condition that no run record can deny the grant, and that none that may still matter is replaced.
+    /// The condition that no run record can deny the grant, and that none that may still matter is
+    /// replaced.
     pub clear: String,
 }
 
@@ -45,14 +49,27 @@ impl Granting {
             ("tries", Value::Int(begin.tries)),
             ("who", Value::text_or_null(metadata)),
             ("hold", Value::Text(hold)),
-            ("replaced_cooldown", Value::text_or_null(begin.replaced_cooldown.as_deref())),
-            ("replaced_start", Value::text_or_null(begin.replaced_start.as_deref())),
+            (
+                "replaced_cooldown",
+                Value::text_or_null(begin.replaced_cooldown.as_deref()),
+            ),
+            (
+                "replaced_start",
+                Value::text_or_null(begin.replaced_start.as_deref()),
+            ),
         ];
         let mut columns = Vec::new();
         if begin.is_paced() {
             columns.extend([
                 // MySQL carries out the assignments in their order, and this one reads the columns.
-                ("paced_replaced", if judged { ":replaced_cooldown" } else { REPLACED_COOLDOWN }),
+                (
+                    "paced_replaced",
+                    if judged {
+                        ":replaced_cooldown"
+                    } else {
+                        REPLACED_COOLDOWN
+                    },
+                ),
                 ("paced_at", "UTC_TIMESTAMP(6)"),
                 ("paced_fence", ""),
                 ("paced_place", ":place"),
@@ -93,11 +110,17 @@ impl Granting {
         if begin.window_ms.is_some() {
             clear += " AND COALESCE(TIMESTAMPADD(MICROSECOND, GREATEST(:window, start_window_ms) * 1000, start_at) <= UTC_TIMESTAMP(6), 1) AND start_replaced IS NULL";
         }
-        Self { set: fill(&set), columns: names, values: fill(&new), clear: fill(&clear) }
+        Self {
+            set: fill(&set),
+            columns: names,
+            values: fill(&new),
+            clear: fill(&clear),
+        }
     }
 }
 
-/// Returns the statement for the names in a table with this start; for [`Which::Kept`] those whose run records may deny other runs.
+/// Returns the statement for the names in a table with this start; for [`Which::Kept`] those whose
+/// run records may deny other runs.
 pub(super) fn known(table: &str, which: Which) -> String {
     let kept = match which {
         Which::All => "",
@@ -105,16 +128,23 @@ pub(super) fn known(table: &str, which: Which) -> String {
             " AND TIMESTAMPADD(MICROSECOND, GREATEST(COALESCE(guard_ms, 0), COALESCE(at_least_ms, 0)) * 1000, paced_at) > UTC_TIMESTAMP(6)"
         }
     };
-    format!("SELECT name FROM {table} WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start{kept} ORDER BY name;")
+    format!(
+        "SELECT name FROM {table} WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start{kept} ORDER BY name;"
+    )
 }
 
-/// Returns the assignments of a statement that releases the hold with the row's fence, with a comma at the end.
+/// Returns the assignments of a statement that releases the hold with the row's fence, with a comma
+/// at the end.
 pub(super) fn outcome(stage: Option<RunState>) -> String {
-    let Some(stage) = stage else { return String::new() };
+    let Some(stage) = stage else {
+        return String::new();
+    };
     // Only a success before it is still needed. Before the state that this one reads.
     let replaced = match stage {
         RunState::Ok => "NULL",
-        RunState::Failed | RunState::Unknown => "IF(start_replaced LIKE '%\"k\":%', start_replaced, NULL)",
+        RunState::Failed | RunState::Unknown => {
+            "IF(start_replaced LIKE '%\"k\":%', start_replaced, NULL)"
+        }
         RunState::Started | RunState::Cancelled => "start_replaced",
     };
     let mut set = format!(
@@ -128,15 +158,20 @@ pub(super) fn outcome(stage: Option<RunState>) -> String {
     set
 }
 
-/// Returns the assignments of a changed run record in a statement that writes a row back, with a comma at the end.
+/// Returns the assignments of a changed run record in a statement that writes a row back, with a
+/// comma at the end.
 pub(super) fn recorded(record: &RunRecord) -> String {
     let assign = |(name, column): (&str, RunColumn)| {
         let value = match &column {
             RunColumn::Time(None) => "NULL".to_owned(),
-            RunColumn::Time(Some(ms)) => format!("TIMESTAMPADD(MICROSECOND, {ms} * 1000, '1970-01-01 00:00:00.000000')"),
+            RunColumn::Time(Some(ms)) => {
+                format!("TIMESTAMPADD(MICROSECOND, {ms} * 1000, '1970-01-01 00:00:00.000000')")
+            }
             RunColumn::Int(number) => literal(number.map_or(Value::Null, Value::Int)),
             RunColumn::Bytes(bytes) => literal(bytes.as_deref().map_or(Value::Null, Value::Bytes)),
-            RunColumn::Text(words) | RunColumn::Json(words) => literal(Value::text_or_null(words.as_deref())),
+            RunColumn::Text(words) | RunColumn::Json(words) => {
+                literal(Value::text_or_null(words.as_deref()))
+            }
         };
         format!("{name} = {value}, ")
     };

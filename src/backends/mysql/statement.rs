@@ -1,7 +1,7 @@
 //! Fills values into statements, so that several statements make one round trip.
 //!
-//! No value can end its literal under any `sql_mode` or character set: strings are in hexadecimal, and names between
-//! backticks that are doubled within.
+//! No value can end its literal under any `sql_mode` or character set: strings are in hexadecimal,
+//! and names between backticks that are doubled within.
 
 use std::fmt::Write as _;
 
@@ -33,7 +33,8 @@ impl<'a> Value<'a> {
         // Writing to a String can't fail.
         match self {
             Self::Bytes(bytes) => hex(out, "", bytes),
-            // Without its collation, the text would have the server's or the connection's, which may not fit the column's.
+            // Without its collation, the text would have the server's or the connection's, which
+            // may not fit the column's.
             Self::Text(text) => {
                 hex(out, "_utf8mb4 ", text);
                 out.push_str(" COLLATE utf8mb4_bin");
@@ -43,7 +44,10 @@ impl<'a> Value<'a> {
                 let _ = write!(out, "{number}");
             }
             Self::Name(name, suffix) => {
-                let quoted: Vec<_> = name.splitn(2, '.').map(|part| part.replace('`', "``")).collect();
+                let quoted: Vec<_> = name
+                    .splitn(2, '.')
+                    .map(|part| part.replace('`', "``"))
+                    .collect();
                 let _ = write!(out, "`{}{suffix}`", quoted.join("`.`"));
             }
             Self::Sql(sql) => out.push_str(sql),
@@ -68,12 +72,16 @@ fn hex(out: &mut String, charset: &str, text: &str) {
     out.push('\'');
 }
 
-/// Returns a template with a value for each `:name`, without its comments. A `:name` in a value is left alone.
+/// Returns a template with a value for each `:name`, without its comments. A `:name` in a value is
+/// left alone.
 ///
 /// # Panics
 /// If a name has no value, which is a mistake in a template of dlock.
 pub(super) fn fill(template: &str, values: &[(&str, Value<'_>)]) -> String {
-    let lines = template.lines().map(str::trim).filter(|line| !line.starts_with("--") && !line.is_empty());
+    let lines = template
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.starts_with("--") && !line.is_empty());
     lines.map(|line| substitute(line, values) + "\n").collect()
 }
 
@@ -85,7 +93,9 @@ pub(super) fn substitute(line: &str, values: &[(&str, Value<'_>)]) -> String {
         let (before, after) = rest.split_at(at);
         out.push_str(before);
         let after = &after[1..];
-        let end = after.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(after.len());
+        let end = after
+            .find(|c: char| !c.is_ascii_lowercase() && c != '_')
+            .unwrap_or(after.len());
         let (name, after) = after.split_at(end);
         rest = after;
         if name.is_empty() {
@@ -93,7 +103,10 @@ pub(super) fn substitute(line: &str, values: &[(&str, Value<'_>)]) -> String {
             continue;
         }
         let value = values.iter().find(|(known, _)| *known == name);
-        value.unwrap_or_else(|| panic!("no value for :{name}")).1.write(&mut out);
+        value
+            .unwrap_or_else(|| panic!("no value for :{name}"))
+            .1
+            .write(&mut out);
     }
     out.push_str(rest);
     out
@@ -108,9 +121,22 @@ mod tests {
         let odd = "x' OR '1'='1'; -- :b \\";
         let sql = fill(
             "-- a comment :with\nSELECT :a, :b\n  FROM :table;\n",
-            &[("a", Value::Text(odd)), ("b", Value::Null), ("table", Value::Name("d`b.t.x", ""))],
+            &[
+                ("a", Value::Text(odd)),
+                ("b", Value::Null),
+                ("table", Value::Name("d`b.t.x", "")),
+            ],
         );
-        assert_eq!(sql, "SELECT _utf8mb4 X'7827204F52202731273D2731273B202D2D203A62205C' COLLATE utf8mb4_bin, NULL\nFROM `d``b`.`t.x`;\n");
-        assert_eq!(fill(":n, :b", &[("n", Value::Int(-7)), ("b", Value::Bytes("\u{e9}"))]), "-7, X'C3A9'\n");
+        assert_eq!(
+            sql,
+            "SELECT _utf8mb4 X'7827204F52202731273D2731273B202D2D203A62205C' COLLATE utf8mb4_bin, NULL\nFROM `d``b`.`t.x`;\n"
+        );
+        assert_eq!(
+            fill(
+                ":n, :b",
+                &[("n", Value::Int(-7)), ("b", Value::Bytes("\u{e9}"))]
+            ),
+            "-7, X'C3A9'\n"
+        );
     }
 }

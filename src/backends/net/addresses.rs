@@ -1,7 +1,9 @@
-//! What this process knows of the addresses of hosts: the resolver's last answer, and which address worked.
+//! What this process knows of the addresses of hosts: the resolver's last answer, and which address
+//! worked.
 //!
-//! A lookup is a thread of its own, which nothing waits for at the end of the process. All that ask for a name share its lookup. A
-//! resolver that does not answer costs one caller [`RESOLVES`], and the later ones nothing until it answers.
+//! A lookup is a thread of its own, which nothing waits for at the end of the process. All that ask
+//! for a name share its lookup. A resolver that does not answer costs one caller [`RESOLVES`], and
+//! the later ones nothing until it answers.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +37,8 @@ struct Known {
     addresses: Vec<IpAddr>,
     /// The address that was connected to last.
     worked: Option<IpAddr>,
-    /// The addresses that did not connect, or were left, since they last worked; the latest is the last.
+    /// The addresses that did not connect, or were left, since they last worked; the latest is the
+    /// last.
     failed: Vec<IpAddr>,
     lookup: Option<Lookup>,
 }
@@ -59,7 +62,11 @@ impl Known {
     fn in_order(&self) -> Vec<IpAddr> {
         let mut addresses = self.addresses.clone();
         let rank = |address: &IpAddr| {
-            let failed = self.failed.iter().position(|other| other == address).map_or(0, |at| at + 1);
+            let failed = self
+                .failed
+                .iter()
+                .position(|other| other == address)
+                .map_or(0, |at| at + 1);
             (failed, self.worked != Some(*address))
         };
         addresses.sort_by_key(rank);
@@ -73,7 +80,8 @@ impl Known {
     }
 }
 
-/// Returns the addresses to try, in this order. A known address is not kept waiting by the resolver.
+/// Returns the addresses to try, in this order. A known address is not kept waiting by the
+/// resolver.
 pub(super) async fn of(host: &str, port: u16) -> Result<Vec<IpAddr>> {
     if let Some(fixed) = fixed(host) {
         return Ok(with(host, port, |known| {
@@ -89,8 +97,12 @@ pub(super) async fn of(host: &str, port: u16) -> Result<Vec<IpAddr>> {
         () = rest(limit.saturating_sub(began.elapsed())) => None,
     };
     match answer {
-        Some(Ok(found)) if found.is_empty() => Err(unresolved("the resolver knows no address of it")),
-        Some(Err(error)) if !known => Err(Error::new(Kind::Unavailable, UNRESOLVED).origin(Origin::Resolver).source(error)),
+        Some(Ok(found)) if found.is_empty() => {
+            Err(unresolved("the resolver knows no address of it"))
+        }
+        Some(Err(error)) if !known => Err(Error::new(Kind::Unavailable, UNRESOLVED)
+            .origin(Origin::Resolver)
+            .source(error)),
         Some(_) => Ok(with(host, port, |known| known.in_order())),
         None if known => Ok(with(host, port, |known| known.in_order())),
         None => Err(unresolved("the resolver does not answer")),
@@ -110,7 +122,8 @@ pub(super) fn failed(host: &str, port: u16, address: IpAddr) {
     with(host, port, |known| known.fail(address));
 }
 
-/// Records that the server behind the name is the wrong one, or does not answer: the next call prefers another address, if there is one.
+/// Records that the server behind the name is the wrong one, or does not answer: the next call
+/// prefers another address, if there is one.
 pub(in crate::backends) fn leave(host: &str, port: u16) {
     with(host, port, |known| {
         if let Some(address) = known.worked {
@@ -127,7 +140,8 @@ fn fixed(host: &str) -> Option<Vec<IpAddr>> {
     Some(vec![host.parse().ok()?])
 }
 
-/// Begins a lookup, unless there is one. Returns also whether an address is known, and when the lookup began.
+/// Begins a lookup, unless there is one. Returns also whether an address is known, and when the
+/// lookup began.
 fn look_up(host: &str, port: u16) -> Result<(bool, watch::Receiver<Answer>, Instant)> {
     let mut places = places();
     let known = places.entry((host.to_owned(), port)).or_default();
@@ -152,9 +166,16 @@ fn look_up(host: &str, port: u16) -> Result<(bool, watch::Receiver<Answer>, Inst
         let _ = tell.send(Some(found.map_err(Arc::new)));
     };
     let started = thread::Builder::new().name("resolver".into()).spawn(work);
-    started.map_err(|error| Error::new(Kind::Unavailable, UNRESOLVED).origin(Origin::Resolver).source(error))?;
+    started.map_err(|error| {
+        Error::new(Kind::Unavailable, UNRESOLVED)
+            .origin(Origin::Resolver)
+            .source(error)
+    })?;
     let began = now();
-    known.lookup = Some(Lookup { answer: answer.clone(), began });
+    known.lookup = Some(Lookup {
+        answer: answer.clone(),
+        began,
+    });
     Ok((has_address, answer, began))
 }
 

@@ -17,12 +17,14 @@ pub(in crate::backends) async fn dial(host: &str, port: u16) -> Result<TcpStream
     let addresses = addresses::of(host, port).await?;
     let (address, stream) = first(host, port, addresses).await.map_err(unreachable)?;
     addresses::worked(host, port, address);
-    // Requests are a few small packets: Nagle's algorithm would cost 40 ms. A failure here only costs time.
+    // Requests are a few small packets: Nagle's algorithm would cost 40 ms. A failure here only
+    // costs time.
     let _ = stream.set_nodelay(true);
     Ok(stream)
 }
 
-/// Connects to each address a little later than to the one before, and at once after a failure. Returns the first connection.
+/// Connects to each address a little later than to the one before, and at once after a failure.
+/// Returns the first connection.
 async fn first(host: &str, port: u16, addresses: Vec<IpAddr>) -> io::Result<(IpAddr, TcpStream)> {
     let mut rest = addresses.into_iter();
     let mut connecting = FuturesUnordered::new();
@@ -30,7 +32,9 @@ async fn first(host: &str, port: u16, addresses: Vec<IpAddr>) -> io::Result<(IpA
     loop {
         match rest.next() {
             Some(address) => connecting.push(connect(host, port, address)),
-            None if connecting.is_empty() => return Err(failed.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into())),
+            None if connecting.is_empty() => {
+                return Err(failed.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()));
+            }
             None => {}
         }
         tokio::select! {
@@ -45,13 +49,19 @@ async fn first(host: &str, port: u16, addresses: Vec<IpAddr>) -> io::Result<(IpA
 }
 
 async fn connect(host: &str, port: u16, address: IpAddr) -> io::Result<(IpAddr, TcpStream)> {
-    let mut attempt = Attempt { host, port, address, worked: false };
+    let mut attempt = Attempt {
+        host,
+        port,
+        address,
+        worked: false,
+    };
     let stream = TcpStream::connect((address, port)).await?;
     attempt.worked = true;
     Ok((address, stream))
 }
 
-/// An attempt at one address. If it fails, or is dropped before its end, the next call tries the other addresses first.
+/// An attempt at one address. If it fails, or is dropped before its end, the next call tries the
+/// other addresses first.
 struct Attempt<'a> {
     host: &'a str,
     port: u16,
@@ -76,17 +86,26 @@ async fn head_start() {
 pub(in crate::backends) fn unreachable(error: io::Error) -> Error {
     let plain = |message: &str| Error::new(Kind::Unavailable, message);
     let failure = match error.kind() {
-        io::ErrorKind::ConnectionRefused => plain("nothing listens there").hint("is the server running, and is the port right?"),
-        io::ErrorKind::NotFound => plain("there is no such socket").hint("is the server running, and is the path right?"),
-        io::ErrorKind::PermissionDenied => Error::new(Kind::Denied, "this user may not open the server's socket"),
+        io::ErrorKind::ConnectionRefused => {
+            plain("nothing listens there").hint("is the server running, and is the port right?")
+        }
+        io::ErrorKind::NotFound => {
+            plain("there is no such socket").hint("is the server running, and is the path right?")
+        }
+        io::ErrorKind::PermissionDenied => {
+            Error::new(Kind::Denied, "this user may not open the server's socket")
+        }
         io::ErrorKind::TimedOut => plain("the server did not answer"),
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => plain("the server's network can't be reached"),
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            plain("the server's network can't be reached")
+        }
         _ => plain("can't connect to the server"),
     };
     failure.source(error)
 }
 
-/// Makes the kernel notice within `limit` that the server's host is gone, even while nothing is sent.
+/// Makes the kernel notice within `limit` that the server's host is gone, even while nothing is
+/// sent.
 pub(in crate::backends) fn keep_alive(socket: &OwnedFd, limit: Duration) -> io::Result<()> {
     if sockopt::socket_domain(socket)? == AddressFamily::UNIX {
         return Ok(());
@@ -116,7 +135,11 @@ mod tests {
 
     /// Occupies an address whose connections are never accepted, as behind a firewall.
     fn silent(address: SocketAddr) -> Vec<OwnedFd> {
-        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let family = if address.is_ipv4() {
+            AddressFamily::INET
+        } else {
+            AddressFamily::INET6
+        };
         let server = socket(family, SocketType::STREAM, None).unwrap();
         bind(&server, &address).unwrap();
         listen(&server, 0).unwrap();
@@ -144,7 +167,11 @@ mod tests {
         let began = Instant::now();
         let (address, _) = first("silent first", port, both.clone()).await.unwrap();
         assert_eq!(address, both[1]);
-        assert!((HEAD_START..HEAD_START * 4).contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!(
+            (HEAD_START..HEAD_START * 4).contains(&began.elapsed()),
+            "{:?}",
+            began.elapsed()
+        );
     }
 
     #[tokio::test]
@@ -152,18 +179,33 @@ mod tests {
         let (server, port) = server();
         let both = vec![SECOND, Ipv4Addr::LOCALHOST.into()];
         let began = Instant::now();
-        assert_eq!(first("closed first", port, both.clone()).await.unwrap().0, both[1]);
+        assert_eq!(
+            first("closed first", port, both.clone()).await.unwrap().0,
+            both[1]
+        );
         assert!(began.elapsed() < HEAD_START, "{:?}", began.elapsed());
         drop(server);
-        assert_eq!(first("closed", port, both).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(
+            first("closed", port, both).await.unwrap_err().kind(),
+            io::ErrorKind::ConnectionRefused
+        );
         assert!(first("none", port, Vec::new()).await.is_err());
     }
 
     #[tokio::test]
     async fn the_address_that_worked_is_first_until_it_is_left() {
         let (v4, port) = server();
-        let Ok(_v6) = TcpListener::bind((Ipv6Addr::LOCALHOST, port)) else { return };
-        let peer = async || dial("localhost", port).await.unwrap().peer_addr().unwrap().is_ipv4();
+        let Ok(_v6) = TcpListener::bind((Ipv6Addr::LOCALHOST, port)) else {
+            return;
+        };
+        let peer = async || {
+            dial("localhost", port)
+                .await
+                .unwrap()
+                .peer_addr()
+                .unwrap()
+                .is_ipv4()
+        };
         assert!(peer().await);
         addresses::leave("localhost", port);
         assert!(!peer().await && !peer().await);
@@ -180,14 +222,26 @@ mod tests {
         let _silent = silent((Ipv6Addr::LOCALHOST, port).into());
         addresses::worked("localhost", port, Ipv6Addr::LOCALHOST.into());
         let began = Instant::now();
-        assert!(tokio::time::timeout(Duration::from_millis(50), dial("localhost", port)).await.is_err());
-        assert!(dial("localhost", port).await.is_ok() && began.elapsed() < HEAD_START, "{:?}", began.elapsed());
+        assert!(
+            tokio::time::timeout(Duration::from_millis(50), dial("localhost", port))
+                .await
+                .is_err()
+        );
+        assert!(
+            dial("localhost", port).await.is_ok() && began.elapsed() < HEAD_START,
+            "{:?}",
+            began.elapsed()
+        );
     }
 
     #[tokio::test]
     async fn an_unknown_name_says_so() {
         let error = dial("no.such.host.invalid", 1).await.unwrap_err();
-        assert_eq!((error.kind, error.origin), (Kind::Unavailable, crate::lock::Origin::Resolver), "{error:?}");
+        assert_eq!(
+            (error.kind, error.origin),
+            (Kind::Unavailable, crate::lock::Origin::Resolver),
+            "{error:?}"
+        );
         assert!(error.message.contains("name"), "{error}");
     }
 }

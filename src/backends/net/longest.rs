@@ -1,6 +1,7 @@
 //! The longest answer: no server makes dlock large.
 //!
-//! The limits are far above what dlock asks for, and keep its memory below 64 MiB, with all copies of an answer.
+//! The limits are far above what dlock asks for, and keep its memory below 64 MiB, with all copies
+//! of an answer.
 
 use std::{
     io,
@@ -31,7 +32,8 @@ impl AnswerSize {
     }
 }
 
-/// A stream that fails once one message is too long, in bytes or in lines: each value of a message has a line at least.
+/// A stream that fails once one message is too long, in bytes or in lines: each value of a message
+/// has a line at least.
 pub(in crate::backends) struct Bounded<'a, S: ?Sized> {
     stream: &'a mut S,
     bytes: usize,
@@ -41,7 +43,11 @@ pub(in crate::backends) struct Bounded<'a, S: ?Sized> {
 impl<'a, S: ?Sized> Bounded<'a, S> {
     /// Wraps a stream for the next message.
     pub(in crate::backends) fn new(stream: &'a mut S) -> Self {
-        Self { stream, bytes: 0, lines: 0 }
+        Self {
+            stream,
+            bytes: 0,
+            lines: 0,
+        }
     }
 
     /// Whether the message was too long.
@@ -51,12 +57,23 @@ impl<'a, S: ?Sized> Bounded<'a, S> {
 }
 
 impl<S: AsyncRead + Unpin + ?Sized> AsyncRead for Bounded<'_, S> {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let before = into.filled().len();
         let read = Pin::new(&mut *self.stream).poll_read(context, into);
         let new = &into.filled()[before..];
         self.bytes += new.len();
-        self.lines += new.iter().map(|byte| usize::from(*byte == b'\n')).sum::<usize>();
-        if self.is_over() { Poll::Ready(Err(io::ErrorKind::InvalidData.into())) } else { read }
+        self.lines += new
+            .iter()
+            .map(|byte| usize::from(*byte == b'\n'))
+            .sum::<usize>();
+        if self.is_over() {
+            Poll::Ready(Err(io::ErrorKind::InvalidData.into()))
+        } else {
+            read
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! The common parts of network stores: connecting, TLS, secrets, and the check of the connection's privacy.
+//! The common parts of network stores: connecting, TLS, secrets, and the check of the connection's
+//! privacy.
 
 mod addresses;
 mod dial;

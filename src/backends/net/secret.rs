@@ -42,22 +42,34 @@ impl Secret {
         Self(Source::Text(password.into()))
     }
 
-    /// Wraps a password that was read just now, for the first login. Each later login reads it again; if that fails, or takes long, the
-    /// last one is used.
-    pub fn read_again(password: impl Into<String>, read: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+    /// Wraps a password that was read just now, for the first login. Each later login reads it
+    /// again; if that fails, or takes long, the last one is used.
+    pub fn read_again(
+        password: impl Into<String>,
+        read: impl Fn() -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
         let last = Mutex::new((password.into(), false));
-        Self(Source::File(Arc::new(PasswordFile { last, read: Arc::new(read), reading: SharedWork::default() })))
+        Self(Source::File(Arc::new(PasswordFile {
+            last,
+            read: Arc::new(read),
+            reading: SharedWork::default(),
+        })))
     }
 
     /// A command whose first line is the password, for each login. It is killed after `limit`.
     pub fn command(words: Vec<String>, limit: Duration) -> Self {
-        Self(Source::Command(Arc::new(PasswordCommand { words, limit, running: SharedWork::default() })))
+        Self(Source::Command(Arc::new(PasswordCommand {
+            words,
+            limit,
+            running: SharedWork::default(),
+        })))
     }
 
     /// Returns the password for a login.
     ///
     /// # Errors
-    /// If the command prints none. Cancel safe: the next call gets the result of a command that is still running.
+    /// If the command prints none. Cancel safe: the next call gets the result of a command that is
+    /// still running.
     pub(in crate::backends) async fn reveal(&self) -> Result<String> {
         match &self.0 {
             Source::Text(text) => Ok(text.clone()),
@@ -87,23 +99,36 @@ impl PasswordFile {
 impl PasswordCommand {
     async fn reveal(&self) -> Result<String> {
         let (words, limit) = (self.words.clone(), self.limit);
-        let run = move || password_command::run(&words, limit).map_err(|error| (error.kind, error.message));
+        let run = move || {
+            password_command::run(&words, limit).map_err(|error| (error.kind, error.message))
+        };
         match self.running.get(run).await {
             Some(Ok(password)) => Ok(password),
             Some(Err((kind, message))) => Err(Error::new(kind, message)),
-            None => Err(Error::new(Kind::Unavailable, "no password: no thread can be started for password_command")),
+            None => Err(Error::new(
+                Kind::Unavailable,
+                "no password: no thread can be started for password_command",
+            )),
         }
     }
 }
 
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
-        let last = |file: &PasswordFile| file.last.lock().unwrap_or_else(PoisonError::into_inner).0.clone();
+        let last = |file: &PasswordFile| {
+            file.last
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .0
+                .clone()
+        };
         match (&self.0, &other.0) {
             (Source::Command(one), Source::Command(other)) => one.words == other.words,
             (Source::Text(one), Source::Text(other)) => one == other,
             (Source::File(one), Source::File(other)) => last(one) == last(other),
-            (Source::File(file), Source::Text(text)) | (Source::Text(text), Source::File(file)) => last(file) == *text,
+            (Source::File(file), Source::Text(text)) | (Source::Text(text), Source::File(file)) => {
+                last(file) == *text
+            }
             _ => false,
         }
     }
@@ -138,9 +163,19 @@ mod tests {
     #[tokio::test]
     async fn a_command_runs_for_each_login_and_outlives_a_dropped_one() {
         let folder = tempfile::tempdir().unwrap();
-        let script = format!("echo x >>{0}/runs; sleep .2; wc -l <{0}/runs", folder.path().display());
-        let secret = Secret::command(["sh", "-c", &script].map(Into::into).to_vec(), Duration::from_secs(5));
-        assert!(tokio::time::timeout(Duration::from_millis(20), secret.reveal()).await.is_err());
+        let script = format!(
+            "echo x >>{0}/runs; sleep .2; wc -l <{0}/runs",
+            folder.path().display()
+        );
+        let secret = Secret::command(
+            ["sh", "-c", &script].map(Into::into).to_vec(),
+            Duration::from_secs(5),
+        );
+        assert!(
+            tokio::time::timeout(Duration::from_millis(20), secret.reveal())
+                .await
+                .is_err()
+        );
         assert_eq!(secret.reveal().await.unwrap().trim(), "1");
         assert_eq!(secret.reveal().await.unwrap().trim(), "2");
         assert!(!format!("{secret:?}").contains("sleep"));

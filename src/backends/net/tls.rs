@@ -23,7 +23,8 @@ use crate::lock::{Error, Kind, Result};
 /// TLS. The server's certificate is always verified, against its host name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Certificates (PEM) of the only authorities to trust, instead of the public ones and the system's.
+    /// Certificates (PEM) of the only authorities to trust, instead of the public ones and the
+    /// system's.
     pub ca_file: Option<PathBuf>,
     /// The client's own certificate chain (PEM), for servers that ask for one; with `key_file`.
     pub cert_file: Option<PathBuf>,
@@ -31,12 +32,26 @@ pub struct Tls {
     pub key_file: Option<PathBuf>,
 }
 
-/// Does the TLS handshake; the server must prove to be `host`. `in_clear` is the URL scheme of the same store without TLS.
-pub(in crate::backends) async fn wrap(options: &Tls, host: &str, stream: TcpStream, in_clear: &str) -> Result<TlsStream<TcpStream>> {
-    let name = ServerName::try_from(host.to_owned())
-        .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
+/// Does the TLS handshake; the server must prove to be `host`. `in_clear` is the URL scheme of the
+/// same store without TLS.
+pub(in crate::backends) async fn wrap(
+    options: &Tls,
+    host: &str,
+    stream: TcpStream,
+    in_clear: &str,
+) -> Result<TlsStream<TcpStream>> {
+    let name = ServerName::try_from(host.to_owned()).map_err(|error| {
+        Error::new(
+            Kind::Config,
+            "the host's name can't be one in a certificate",
+        )
+        .source(error)
+    })?;
     let connector = TlsConnector::from(Arc::new(config(options)?));
-    connector.connect(name, stream).await.map_err(|error| failed(error, in_clear))
+    connector
+        .connect(name, stream)
+        .await
+        .map_err(|error| failed(error, in_clear))
 }
 
 /// Returns the configuration for a handshake.
@@ -60,34 +75,63 @@ pub(in crate::backends) fn config_with(
         (None, None) => Ok(builder.with_no_client_auth()),
         (Some(cert), Some(key)) => builder
             .with_client_auth_cert(certificates(cert)?, private_key(key)?)
-            .map_err(|error| Error::new(Kind::Config, "the client certificate and its key don't fit").source(error)),
-        _ => Err(Error::new(Kind::Config, "a client certificate needs both cert and key")),
+            .map_err(|error| {
+                Error::new(Kind::Config, "the client certificate and its key don't fit")
+                    .source(error)
+            }),
+        _ => Err(Error::new(
+            Kind::Config,
+            "a client certificate needs both cert and key",
+        )),
     }
 }
 
-/// Returns the verifier of a server's certificate and name: against the authorities of a file, or else the public ones and the system's.
-fn verifier(file: Option<&Path>, provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ServerCertVerifier>> {
+/// Returns the verifier of a server's certificate and name: against the authorities of a file, or
+/// else the public ones and the system's.
+fn verifier(
+    file: Option<&Path>,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ServerCertVerifier>> {
     let Some(file) = file else {
-        let compiled = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-        let compiled = of_roots(compiled, provider).ok_or_else(|| Error::new(Kind::Internal, "TLS can't be set up"))?;
-        return Ok(Arc::new(TrustedRoots { compiled, system: OnceLock::new(), provider: Arc::clone(provider) }));
+        let compiled = RootCertStore {
+            roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
+        };
+        let compiled = of_roots(compiled, provider)
+            .ok_or_else(|| Error::new(Kind::Internal, "TLS can't be set up"))?;
+        return Ok(Arc::new(TrustedRoots {
+            compiled,
+            system: OnceLock::new(),
+            provider: Arc::clone(provider),
+        }));
     };
     let mut roots = RootCertStore::empty();
     for certificate in certificates(file)? {
-        roots
-            .add(certificate)
-            .map_err(|error| Error::new(Kind::Config, format!("{}: no authority's certificate", file.display())).source(error))?;
+        roots.add(certificate).map_err(|error| {
+            Error::new(
+                Kind::Config,
+                format!("{}: no authority's certificate", file.display()),
+            )
+            .source(error)
+        })?;
     }
-    Ok(of_roots(roots, provider).ok_or_else(|| Error::new(Kind::Config, "no authority's certificate to check with"))?)
+    Ok(of_roots(roots, provider)
+        .ok_or_else(|| Error::new(Kind::Config, "no authority's certificate to check with"))?)
 }
 
-fn of_roots(roots: RootCertStore, provider: &Arc<CryptoProvider>) -> Option<Arc<WebPkiServerVerifier>> {
-    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider)).build().ok()
+fn of_roots(
+    roots: RootCertStore,
+    provider: &Arc<CryptoProvider>,
+) -> Option<Arc<WebPkiServerVerifier>> {
+    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+        .build()
+        .ok()
 }
 
-/// The public authorities, which are compiled in, and the system's (`SSL_CERT_FILE`, `SSL_CERT_DIR` or the usual places).
+/// The public authorities, which are compiled in, and the system's (`SSL_CERT_FILE`, `SSL_CERT_DIR`
+/// or the usual places).
 ///
-/// The system's authorities are read only for a certificate that no public authority has signed: reading them takes longer than a run.
+/// The system's authorities are read only for a certificate that no public authority has signed:
+/// reading them takes longer than a run.
 #[derive(Debug)]
 struct TrustedRoots {
     compiled: Arc<WebPkiServerVerifier>,
@@ -115,11 +159,18 @@ impl ServerCertVerifier for TrustedRoots {
         ocsp: &[u8],
         now: UnixTime,
     ) -> std::result::Result<ServerCertVerified, rustls::Error> {
-        match self.compiled.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
-            Err(error @ rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => match self.system() {
-                Some(system) => system.verify_server_cert(end_entity, intermediates, name, ocsp, now),
-                None => Err(error),
-            },
+        match self
+            .compiled
+            .verify_server_cert(end_entity, intermediates, name, ocsp, now)
+        {
+            Err(error @ rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+                match self.system() {
+                    Some(system) => {
+                        system.verify_server_cert(end_entity, intermediates, name, ocsp, now)
+                    }
+                    None => Err(error),
+                }
+            }
             answer => answer,
         }
     }
@@ -130,7 +181,8 @@ impl ServerCertVerifier for TrustedRoots {
         cert: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        self.compiled.verify_tls12_signature(message, cert, signature)
+        self.compiled
+            .verify_tls12_signature(message, cert, signature)
     }
 
     fn verify_tls13_signature(
@@ -139,7 +191,8 @@ impl ServerCertVerifier for TrustedRoots {
         cert: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        self.compiled.verify_tls13_signature(message, cert, signature)
+        self.compiled
+            .verify_tls13_signature(message, cert, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -150,7 +203,10 @@ impl ServerCertVerifier for TrustedRoots {
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let read = || CertificateDer::pem_file_iter(file)?.collect::<Result<Vec<_>, pem::Error>>();
     match read() {
-        Ok(certificates) if certificates.is_empty() => Err(Error::new(Kind::Config, format!("{}: no certificate in it", file.display()))),
+        Ok(certificates) if certificates.is_empty() => Err(Error::new(
+            Kind::Config,
+            format!("{}: no certificate in it", file.display()),
+        )),
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(unreadable(file, "certificate", error)),
     }
@@ -171,7 +227,9 @@ fn unreadable(file: &Path, what: &str, error: pem::Error) -> Error {
 
 /// Returns the error that the TLS handshake failed: nothing was sent.
 fn failed(error: io::Error, in_clear: &str) -> Error {
-    let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let cause = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
     let failure = match cause {
         Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
             .hint(

@@ -1,15 +1,16 @@
 //! Waits for a row without polling it.
 //!
-//! The row is the authority; an advisory lock only picks the one waiter that watches the row. That waiter
-//! listens for the notification that each release sends, and its core's timer covers holders that vanish. All others
-//! are blocked on the advisory lock in the server, so that a release wakes one session, regardless of the number of waiters.
+//! The row is the authority; an advisory lock only picks the one waiter that watches the row. That
+//! waiter listens for the notification that each release sends, and its core's timer covers holders
+//! that vanish. All others are blocked on the advisory lock in the server, so that a release wakes
+//! one session, regardless of the number of waiters.
 //!
-//! A fair or shared waiter ([`crate::lock::document`]) listens on a channel of its own, and is notified by
-//! the step that offers it the lock. Unfair exclusive waiters always wait for the advisory lock: the first of them represents
-//! all of them.
+//! A fair or shared waiter ([`crate::lock::document`]) listens on a channel of its own, and is
+//! notified by the step that offers it the lock. Unfair exclusive waiters always wait for the
+//! advisory lock: the first of them represents all of them.
 //!
-//! A waiter that is frozen with the advisory lock delays the others' wake-up but does not block the lock: each waiter is blocked no
-//! longer than its core lets it wait, and then tries the row.
+//! A waiter that is frozen with the advisory lock delays the others' wake-up but does not block the
+//! lock: each waiter is blocked no longer than its core lets it wait, and then tries the row.
 
 use std::{pin::pin, time::Duration};
 
@@ -32,7 +33,8 @@ const POLL: Duration = Duration::from_millis(250);
 /// The state of a session's wait.
 #[derive(Default)]
 pub(super) struct AdvisoryWait {
-    /// The lock that was found busy over this session, so that waiting for its release misses nothing.
+    /// The lock that was found busy over this session, so that waiting for its release misses
+    /// nothing.
     pub asked: Option<Key>,
     /// The holder announces no release.
     pub foreign: bool,
@@ -42,7 +44,8 @@ pub(super) struct AdvisoryWait {
     listens: Option<String>,
     /// The lock whose advisory lock this session has, and to whose releases it listens.
     kept: Option<Key>,
-    /// Whether a pooler between dlock and the server reassigns sessions per transaction, so that no waiter can block or listen.
+    /// Whether a pooler between dlock and the server reassigns sessions per transaction, so that no
+    /// waiter can block or listen.
     pooled: Option<bool>,
     reported: bool,
 }
@@ -61,7 +64,8 @@ impl AdvisoryWait {
         (self.asked, self.foreign, self.own) = (Some(key.clone()), foreign, None);
     }
 
-    /// Notes that the grant released the advisory lock. The session may still listen, but hears only of its own release.
+    /// Notes that the grant released the advisory lock. The session may still listen, but hears
+    /// only of its own release.
     pub(super) fn is_left(&mut self) {
         (self.asked, self.kept) = (None, None);
     }
@@ -87,23 +91,47 @@ impl AdvisoryWait {
     }
 
     /// Takes the client's session out. A new session has no advisory lock.
-    pub(super) async fn take_session(&mut self, client: &mut Client<Postgres>) -> Result<PostgresSession> {
-        if !client.session.as_ref().is_some_and(PostgresSession::is_open) {
+    pub(super) async fn take_session(
+        &mut self,
+        client: &mut Client<Postgres>,
+    ) -> Result<PostgresSession> {
+        if !client
+            .session
+            .as_ref()
+            .is_some_and(PostgresSession::is_open)
+        {
             *self = Self::default();
         }
         client.take().await
     }
 
     /// Waits for a release, or for the next time to poll the row.
-    pub(super) async fn await_change(&mut self, client: &mut Client<Postgres>, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
+    pub(super) async fn await_change(
+        &mut self,
+        client: &mut Client<Postgres>,
+        key: &Key,
+        name: &str,
+        at_most: Duration,
+    ) -> Result<Wake> {
         // A release before this session asked would go unnoticed: ask first, then wait.
-        if self.asked.as_ref() != Some(key) || !client.session.as_ref().is_some_and(PostgresSession::is_open) {
+        if self.asked.as_ref() != Some(key)
+            || !client
+                .session
+                .as_ref()
+                .is_some_and(PostgresSession::is_open)
+        {
             return Ok(Wake::Changed);
         }
         self.listen(client, key, name, at_most).await
     }
 
-    async fn listen(&mut self, client: &mut Client<Postgres>, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
+    async fn listen(
+        &mut self,
+        client: &mut Client<Postgres>,
+        key: &Key,
+        name: &str,
+        at_most: Duration,
+    ) -> Result<Wake> {
         let end = pin!(pause(at_most));
         if self.pooled.is_none() {
             let mut session = self.take_session(client).await?;
@@ -112,7 +140,8 @@ impl AdvisoryWait {
             self.pooled = Some(pooled);
         }
         if self.is_pooled() {
-            // Neither an advisory lock nor a notification would reach this client, or a later client would inherit them.
+            // Neither an advisory lock nor a notification would reach this client, or a later
+            // client would inherit them.
             let spread = Duration::from_millis(crate::lock::random() % 63);
             return Ok(tokio::select! {
                 () = end => Wake::TimedOut,
@@ -122,13 +151,23 @@ impl AdvisoryWait {
         if let Some((channel, notified)) = self.own.clone() {
             if self.listens.as_ref() != Some(&channel) {
                 let mut session = self.take_session(client).await?;
-                let unlock = if self.kept.take().is_some() { "SELECT pg_advisory_unlock_all();" } else { "" };
+                let unlock = if self.kept.take().is_some() {
+                    "SELECT pg_advisory_unlock_all();"
+                } else {
+                    ""
+                };
                 // Listen first, then check whether a wake-up came in between.
                 let look = format!(
                     "BEGIN; {unlock} UNLISTEN *; LISTEN {channel}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND coalesce((document::json->>'n')::bigint, 0) = $2 AND document IS NOT NULL"
                 );
                 let same = session
-                    .query(&client.tables.fill(&look), &[Value::Text(name), Value::Int(i64::try_from(notified).unwrap_or(i64::MAX))])
+                    .query(
+                        &client.tables.fill(&look),
+                        &[
+                            Value::Text(name),
+                            Value::Int(i64::try_from(notified).unwrap_or(i64::MAX)),
+                        ],
+                    )
                     .await?;
                 client.session = Some(session);
                 self.listens = Some(channel);
@@ -142,11 +181,19 @@ impl AdvisoryWait {
                 session.run("SELECT pg_advisory_unlock_all()").await?;
             }
             let number = client.tables.advisory_lock(name);
-            // The server ends the statement. If its answer is late because the machine is busy, dropping the session
-            // would make the machine busier: every waiter would log in again.
+            // The server ends the statement. If its answer is late because the machine is busy,
+            // dropping the session would make the machine busier: every waiter would log in again.
             let queue_lock = client.tables.queue_lock(name, session.pid());
-            let wait = queued(queue_lock, &format!("PERFORM pg_advisory_lock({number});"), at_most.min(BLOCKED), session.version);
-            let got = match session.run(&format!("{wait} SELECT pg_try_advisory_lock({number})")).await {
+            let wait = queued(
+                queue_lock,
+                &format!("PERFORM pg_advisory_lock({number});"),
+                at_most.min(BLOCKED),
+                session.version,
+            );
+            let got = match session
+                .run(&format!("{wait} SELECT pg_try_advisory_lock({number})"))
+                .await
+            {
                 Ok(rows) => rows.first().is_some_and(|row| row.at(0) == "t"),
                 Err(error) if failure::is_cancelled(&error) => {
                     session.run("SELECT pg_advisory_unlock_all()").await?;
@@ -163,14 +210,18 @@ impl AdvisoryWait {
                 "BEGIN; UNLISTEN *; LISTEN {}; COMMIT; SELECT 1 FROM {{table}} AS l WHERE name = $1 AND NOT {{free}}",
                 client.tables.channel(name)
             );
-            let held = session.query(&client.tables.fill(&look), &[Value::Text(name)]).await?;
+            let held = session
+                .query(&client.tables.fill(&look), &[Value::Text(name)])
+                .await?;
             client.session = Some(session);
             (self.kept, self.listens) = (Some(key.clone()), None);
             if held.is_empty() {
                 return Ok(Wake::Changed);
             }
         }
-        let Some(session) = &client.session else { return Ok(Wake::Changed) };
+        let Some(session) = &client.session else {
+            return Ok(Wake::Changed);
+        };
         let unasked = session.unasked();
         tokio::select! {
             () = unasked.notified.notified() => {}
@@ -181,29 +232,49 @@ impl AdvisoryWait {
     }
 }
 
-/// Returns statements that block for a queue's lock first and then in `what`, for at most `limit` in all, and unlock the queue's lock at
-/// their end. Run them in one transaction. A statement fails as cancelled if its time is over in the instant in which its wait ends, and if
-/// both limits end at once: only one of them is caught.
+/// Returns statements that block for a queue's lock first and then in `what`, for at most `limit`
+/// in all, and unlock the queue's lock at their end. Run them in one transaction. A statement fails
+/// as cancelled if its time is over in the instant in which its wait ends, and if both limits end
+/// at once: only one of them is caught.
 pub(super) fn queued(queue_lock: i64, what: &str, limit: Duration, version: u32) -> String {
-    bounded(&block(&format!("PERFORM pg_advisory_xact_lock({queue_lock}); {what}"), limit, version), limit)
+    bounded(
+        &block(
+            &format!("PERFORM pg_advisory_xact_lock({queue_lock}); {what}"),
+            limit,
+            version,
+        ),
+        limit,
+    )
 }
 
-/// As [`queued`], for a transaction that goes on after the statements: the session itself has the queue's lock while it blocks. After a
-/// failure, give back all that the session has.
+/// As [`queued`], for a transaction that goes on after the statements: the session itself has the
+/// queue's lock while it blocks. After a failure, give back all that the session has.
 pub(super) fn queued_for_row(queue_lock: i64, what: &str, limit: Duration, version: u32) -> String {
-    let blocked = block(&format!("PERFORM pg_advisory_lock({queue_lock}); {what}"), limit, version);
-    bounded(&format!("{blocked}; DO $$BEGIN PERFORM pg_advisory_unlock_all(); END$$"), limit)
+    let blocked = block(
+        &format!("PERFORM pg_advisory_lock({queue_lock}); {what}"),
+        limit,
+        version,
+    );
+    bounded(
+        &format!("{blocked}; DO $$BEGIN PERFORM pg_advisory_unlock_all(); END$$"),
+        limit,
+    )
 }
 
-/// Limits both waits together, since the second wait begins anew. Resets all limits for a transaction that goes on.
+/// Limits both waits together, since the second wait begins anew. Resets all limits for a
+/// transaction that goes on.
 fn bounded(blocked: &str, limit: Duration) -> String {
     let ms = limit.as_millis().max(1);
-    format!("SET LOCAL statement_timeout = '{ms}ms'; {blocked}; SET LOCAL statement_timeout = DEFAULT; SET LOCAL lock_timeout = DEFAULT;")
+    format!(
+        "SET LOCAL statement_timeout = '{ms}ms'; {blocked}; SET LOCAL statement_timeout = DEFAULT; SET LOCAL lock_timeout = DEFAULT;"
+    )
 }
 
-/// Returns statements of which the last blocks, for at most `limit`. The end of the limit is no error in the server's log.
+/// Returns statements of which the last blocks, for at most `limit`. The end of the limit is no
+/// error in the server's log.
 fn block(what: &str, limit: Duration, version: u32) -> String {
-    // The server checks whether this client is still connected, if it can and if the setting precedes the statement.
+    // The server checks whether this client is still connected, if it can and if the setting
+    // precedes the statement.
     let look = if version >= CLIENT_CHECK {
         "DO $$BEGIN PERFORM set_config('client_connection_check_interval', '500ms', true); EXCEPTION WHEN OTHERS THEN NULL; END$$;"
     } else {

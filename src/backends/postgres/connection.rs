@@ -1,8 +1,8 @@
 //! One session: opens it, runs statements over it, and receives the server's unsolicited messages.
 //!
-//! A session never reconnects and knows no time limits. After a dropped request, the next request first awaits the rest of the
-//! answer ([`Session::is_alive`]). Where that may take long, another session is better ([`Session::is_open`]); dropping this
-//! session closes its socket at once.
+//! A session never reconnects and knows no time limits. After a dropped request, the next request
+//! first awaits the rest of the answer ([`Session::is_alive`]). Where that may take long, another
+//! session is better ([`Session::is_open`]); dropping this session closes its socket at once.
 
 use std::{
     borrow::Cow,
@@ -42,7 +42,8 @@ pub(super) const CLIENT_CHECK: u32 = 140_000;
 /// From this version on the server can end a session that is idle outside of a transaction.
 pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
 
-/// The identity of a session: no server gives the name to another session, not even after a restart.
+/// The identity of a session: no server gives the name to another session, not even after a
+/// restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::backends) struct SessionId {
     /// The server's process.
@@ -72,8 +73,13 @@ impl PostgresSession {
         let session = Self::open_to_look(options).await?;
         if (1..OLDEST).contains(&session.version) {
             let version = session.version / 10_000;
-            return Err(Error::new(Kind::Config, format!("the server is PostgreSQL {version}, which lacks what dlock's statements need"))
-                .hint(OLDEST_NAME));
+            return Err(Error::new(
+                Kind::Config,
+                format!(
+                    "the server is PostgreSQL {version}, which lacks what dlock's statements need"
+                ),
+            )
+            .hint(OLDEST_NAME));
         }
         Ok(session)
     }
@@ -91,9 +97,21 @@ impl PostgresSession {
         }
         let unasked = Arc::new(Unasked::default());
         let passing = relay.start(stream, Arc::clone(&unasked));
-        let driver = login.connect().await.map_err(|error| failure::connecting(error, options.password.is_some()))?;
+        let driver = login
+            .connect()
+            .await
+            .map_err(|error| failure::connecting(error, options.password.is_some()))?;
         let version = driver.server_version_num().unwrap_or_default();
-        Ok(Self { name, driver, passing, unasked, socket, version, asking: false, drop_unsent: false })
+        Ok(Self {
+            name,
+            driver,
+            passing,
+            unasked,
+            socket,
+            version,
+            asking: false,
+            drop_unsent: false,
+        })
     }
 
     /// Returns the server's unsolicited messages.
@@ -106,10 +124,12 @@ impl PostgresSession {
         self.unasked.pid.load(Ordering::SeqCst)
     }
 
-    /// Ends the session of a process, if it is the one that `which` says, and waits in the server until it has ended.
+    /// Ends the session of a process, if it is the one that `which` says, and waits in the server
+    /// until it has ended.
     ///
-    /// Closing the session's socket is not enough: a busy server does not check the socket. Cancelling is not enough either: it ignores
-    /// a statement that the server has not read yet, and a late cancel hits the next statement. A session's end is final.
+    /// Closing the session's socket is not enough: a busy server does not check the socket.
+    /// Cancelling is not enough either: it ignores a statement that the server has not read yet,
+    /// and a late cancel hits the next statement. A session's end is final.
     pub(super) async fn end_process(&mut self, pid: i64, which: &str) -> Result<()> {
         self.run(&format!(
             "DO $$BEGIN
@@ -126,12 +146,16 @@ impl PostgresSession {
         .map(|_| ())
     }
 
-    /// Returns a user's text with `?` for characters that the database's encoding lacks: such a character must not stop a job.
+    /// Returns a user's text with `?` for characters that the database's encoding lacks: such a
+    /// character must not stop a job.
     pub(super) fn words<'a>(&self, text: &'a str) -> Cow<'a, str> {
         if text.is_ascii() || !self.is_narrow() {
             return text.into();
         }
-        text.chars().map(|c| if c.is_ascii() { c } else { '?' }).collect::<String>().into()
+        text.chars()
+            .map(|c| if c.is_ascii() { c } else { '?' })
+            .collect::<String>()
+            .into()
     }
 
     /// Whether the database's encoding lacks some characters.
@@ -139,8 +163,8 @@ impl PostgresSession {
         self.unasked.narrow.load(Ordering::SeqCst)
     }
 
-    /// Returns SQL that makes the server check whether this client is still connected while later statements of the same request wait: a
-    /// dead client must not be granted a lock.
+    /// Returns SQL that makes the server check whether this client is still connected while later
+    /// statements of the same request wait: a dead client must not be granted a lock.
     pub(super) fn look_for_client(&self) -> &'static str {
         if self.version < CLIENT_CHECK {
             return "";
@@ -152,7 +176,9 @@ impl PostgresSession {
     /// Returns the local port, if there is one.
     pub(super) fn local_port(&self) -> Option<u16> {
         let address = rustix::net::getsockname(&self.socket).ok()?;
-        std::net::SocketAddr::try_from(address).ok().map(|address| address.port())
+        std::net::SocketAddr::try_from(address)
+            .ok()
+            .map(|address| address.port())
     }
 
     /// Has the session closed instead of used again: its transaction has failed.
@@ -160,19 +186,25 @@ impl PostgresSession {
         self.asking = true;
     }
 
-    /// Makes the kernel notice within `limit` that the server's host is gone. A failure only costs time.
+    /// Makes the kernel notice within `limit` that the server's host is gone. A failure only costs
+    /// time.
     pub(super) fn keep_alive(&self, limit: Duration) {
         let _ = net::keep_alive(&self.socket, limit);
     }
 
-    /// Runs statements in one round trip, with the nth value for `$n`, as one transaction unless they say otherwise. Returns the
-    /// rows of the last one.
+    /// Runs statements in one round trip, with the nth value for `$n`, as one transaction unless
+    /// they say otherwise. Returns the rows of the last one.
     pub(super) async fn query(&mut self, sql: &str, values: &[Value<'_>]) -> Result<Vec<Row>> {
         self.run(&fill(sql, values)).await
     }
 
     /// As [`PostgresSession::query`]; reports each row of a long answer.
-    pub(super) async fn query_long(&mut self, sql: &str, values: &[Value<'_>], progress: &Progress) -> Result<Vec<Row>> {
+    pub(super) async fn query_long(
+        &mut self,
+        sql: &str,
+        values: &[Value<'_>],
+        progress: &Progress,
+    ) -> Result<Vec<Row>> {
         self.run_long(&fill(sql, values), progress).await
     }
 
@@ -184,7 +216,9 @@ impl PostgresSession {
     async fn run_long(&mut self, sql: &str, progress: &Progress) -> Result<Vec<Row>> {
         self.asking = true;
         let answer = self.ask(sql, progress).await;
-        self.asking = answer.as_ref().is_err_and(|error| error.as_database_error().is_none_or(failure::ends_session));
+        self.asking = answer
+            .as_ref()
+            .is_err_and(|error| error.as_database_error().is_none_or(failure::ends_session));
         answer.map_err(failure::statement)
     }
 
@@ -210,15 +244,25 @@ impl PostgresSession {
     /// Returns the row of an answer that has exactly one.
     pub(super) async fn query_one(&mut self, sql: &str, values: &[Value<'_>]) -> Result<Row> {
         let mut rows = self.query(sql, values).await?;
-        rows.pop().ok_or_else(|| Error::new(Kind::Data, "the server's answer has no row"))
+        rows.pop()
+            .ok_or_else(|| Error::new(Kind::Data, "the server's answer has no row"))
     }
 }
 
 /// The values of a row, which are text in the simple protocol.
 fn values(row: &PgRow) -> Result<Row, sqlx::Error> {
-    let value = |column| Ok(row.try_get_unchecked::<Option<String>, _>(column)?.map(String::into_bytes));
-    let values = (0..row.len()).map(value).collect::<Result<_, sqlx::Error>>()?;
-    Ok(Row { values, unreadable: failure::malformed })
+    let value = |column| {
+        Ok(row
+            .try_get_unchecked::<Option<String>, _>(column)?
+            .map(String::into_bytes))
+    };
+    let values = (0..row.len())
+        .map(value)
+        .collect::<Result<_, sqlx::Error>>()?;
+    Ok(Row {
+        values,
+        unreadable: failure::malformed,
+    })
 }
 
 /// Returns the options for a login through the relay. None of them comes from the environment.
@@ -247,13 +291,20 @@ impl Session for PostgresSession {
     type Id = SessionId;
 
     fn id(&self) -> SessionId {
-        SessionId { pid: self.pid(), name: self.name.clone() }
+        SessionId {
+            pid: self.pid(),
+            name: self.name.clone(),
+        }
     }
 
     /// The server reuses process numbers, so the session's name identifies it.
     async fn end_other(&mut self, other: &SessionId) -> Result<()> {
         let SessionId { pid, name } = other;
-        self.end_process((*pid).into(), &format!("application_name = '{name}' AND usename = session_user")).await
+        self.end_process(
+            (*pid).into(),
+            &format!("application_name = '{name}' AND usename = session_user"),
+        )
+        .await
     }
 
     fn is_open(&self) -> bool {

@@ -1,4 +1,5 @@
-//! Connects to the server with a socket of this module, which lets a session lock outlive a killed dlock.
+//! Connects to the server with a socket of this module, which lets a session lock outlive a killed
+//! dlock.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -21,13 +22,21 @@ pub(super) async fn dial(server: &SqlServer) -> Result<(Box<dyn Stream>, OwnedFd
     match server {
         SqlServer::Unix { path, port } => {
             let socket = path.join(format!(".s.PGSQL.{port}"));
-            let stream = UnixStream::connect(socket).await.map_err(net::unreachable)?;
-            let again = stream.as_fd().try_clone_to_owned().map_err(net::unreachable)?;
+            let stream = UnixStream::connect(socket)
+                .await
+                .map_err(net::unreachable)?;
+            let again = stream
+                .as_fd()
+                .try_clone_to_owned()
+                .map_err(net::unreachable)?;
             Ok((Box::new(stream), again))
         }
         SqlServer::Tcp { host, port } => {
             let stream = net::dial(host, *port).await?;
-            let again = stream.as_fd().try_clone_to_owned().map_err(net::unreachable)?;
+            let again = stream
+                .as_fd()
+                .try_clone_to_owned()
+                .map_err(net::unreachable)?;
             Ok((Box::new(stream), again))
         }
     }

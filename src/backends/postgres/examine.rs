@@ -14,25 +14,55 @@ use crate::{
         net::transport,
         sql::{Fields, SqlDatabase, SqlMode, SqlOptions, rights},
     },
-    lock::{Capabilities, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, check},
+    lock::{
+        Capabilities, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role,
+        check,
+    },
 };
 
 /// The checks of `dlock doctor`.
 pub const CHECKS: &[Check] = &[
     check("version", "the server's version"),
-    check("encoding", "whether the database's encoding has all characters, as UTF8 does"),
+    check(
+        "encoding",
+        "whether the database's encoding has all characters, as UTF8 does",
+    ),
     check("role", "whether it is a primary, and takes changes"),
-    check("durability", "fsync, full_page_writes and synchronous_commit: what a crash forgets"),
+    check(
+        "durability",
+        "fsync, full_page_writes and synchronous_commit: what a crash forgets",
+    ),
     check("isolation", "default_transaction_isolation"),
-    check("replication", "standbys, and whether a grant waits for one of them"),
-    check("pooler", "whether something in between shares the server's sessions among clients, as PgBouncer does"),
-    check("connections", "how many sessions are used of max_connections, and how many the user may have"),
-    check("schema", "whether the tables are there, in this version's layout, and in one schema only"),
+    check(
+        "replication",
+        "standbys, and whether a grant waits for one of them",
+    ),
+    check(
+        "pooler",
+        "whether something in between shares the server's sessions among clients, as PgBouncer does",
+    ),
+    check(
+        "connections",
+        "how many sessions are used of max_connections, and how many the user may have",
+    ),
+    check(
+        "schema",
+        "whether the tables are there, in this version's layout, and in one schema only",
+    ),
     transport::CHECK,
 ];
 
 /// The ends of the names of the lock table and its side tables.
-const TABLES: [&str; 8] = ["", "_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"];
+const TABLES: [&str; 8] = [
+    "",
+    "_waiters",
+    "_rows",
+    "_fences",
+    "_sessions",
+    "_runs",
+    "_skips",
+    "_marks",
+];
 
 impl SqlDatabase for Postgres {
     type Options = PostgresOptions;
@@ -57,7 +87,11 @@ impl SqlDatabase for Postgres {
         Ok((PostgresSession::open(&options.sql).await?, Vec::new()))
     }
 
-    async fn init(session: &mut PostgresSession, tables: &Tables, mode: SqlMode) -> Result<(Init, Vec<Notice>)> {
+    async fn init(
+        session: &mut PostgresSession,
+        tables: &Tables,
+        mode: SqlMode,
+    ) -> Result<(Init, Vec<Notice>)> {
         let done = schema::create(session, tables, mode).await?;
         Ok((done, checks::examine(session, tables, mode).await?))
     }
@@ -66,7 +100,12 @@ impl SqlDatabase for Postgres {
         schema::text(tables)
     }
 
-    async fn collect(session: &mut PostgresSession, tables: &Tables, options: &SqlOptions, unused_for: Duration) -> Result<u64> {
+    async fn collect(
+        session: &mut PostgresSession,
+        tables: &Tables,
+        options: &SqlOptions,
+        unused_for: Duration,
+    ) -> Result<u64> {
         schema::collect(session, tables, options, unused_for).await
     }
 
@@ -78,21 +117,43 @@ impl SqlDatabase for Postgres {
         found.push(pooler(&mut session, options).await?);
         found.push(connections(&mut session, options.sql.mode).await?);
         found.push(layout(&mut session, tables).await);
-        found.push(rights::tls(&options.sql, "sslmode=verify-full, and sslrootcert=FILE for an authority of your own"));
+        found.push(rights::tls(
+            &options.sql,
+            "sslmode=verify-full, and sslrootcert=FILE for an authority of your own",
+        ));
         Ok(found)
     }
 
     async fn time_us(session: &mut PostgresSession) -> Result<i64> {
-        let row = session.query_one("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint", &[]).await?;
+        let row = session
+            .query_one(
+                "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+                &[],
+            )
+            .await?;
         Fields::of(&row).int()
     }
 
     fn grants(options: &PostgresOptions, tables: &Tables, role: Role) -> Grants {
         let user = role.user();
         let names: Vec<String> = TABLES.iter().map(|suffix| tables.quoted(suffix)).collect();
-        let rights = if role.writes() { "SELECT, INSERT, UPDATE, DELETE" } else { "SELECT" };
-        let database = options.sql.database.as_deref().unwrap_or("DATABASE").replace('"', "");
-        let schema = options.sql.table.split_once('.').map_or("public", |(schema, _)| schema).replace('"', "");
+        let rights = if role.writes() {
+            "SELECT, INSERT, UPDATE, DELETE"
+        } else {
+            "SELECT"
+        };
+        let database = options
+            .sql
+            .database
+            .as_deref()
+            .unwrap_or("DATABASE")
+            .replace('"', "");
+        let schema = options
+            .sql
+            .table
+            .split_once('.')
+            .map_or("public", |(schema, _)| schema)
+            .replace('"', "");
         let text = format!(
             "CREATE ROLE \"{user}\" LOGIN PASSWORD '{PASSWORD}';\nGRANT CONNECT ON DATABASE \"{database}\" TO \"{user}\";\n\
              GRANT USAGE ON SCHEMA \"{schema}\" TO \"{user}\";\nGRANT {rights} ON {} TO \"{user}\";\n",
@@ -100,7 +161,8 @@ impl SqlDatabase for Postgres {
         );
         let mut notes = vec![
             format!("put a password in the place of {PASSWORD}"),
-            "run dlock init first, as the owner of the tables: it needs more rights than these".to_owned(),
+            "run dlock init first, as the owner of the tables: it needs more rights than these"
+                .to_owned(),
         ];
         if options.sql.mode != SqlMode::Lease {
             notes.push("holders should be of one role: the server tells a role little of another one's sessions".into());
@@ -116,18 +178,29 @@ async fn version(session: &mut PostgresSession) -> Result<Finding> {
     const ID: &str = "version";
     let row = session.query_one("SELECT version()", &[]).await?;
     if let Err(Error { message, hint, .. }) = checks::is_postgres(row.at(0)) {
-        let found = Finding::not_safe(ID, message, "the locks of its sessions may exclude no other session");
+        let found = Finding::not_safe(
+            ID,
+            message,
+            "the locks of its sessions may exclude no other session",
+        );
         return Ok(hint.into_iter().fold(found, Finding::fix));
     }
-    let text = format!("PostgreSQL {}.{}", session.version / 10_000, session.version % 10_000);
+    let text = format!(
+        "PostgreSQL {}.{}",
+        session.version / 10_000,
+        session.version % 10_000
+    );
     if session.version < OLDEST {
-        return Ok(Finding::not_safe(ID, text, "it lacks what dlock's statements need").fix(OLDEST_NAME));
+        return Ok(
+            Finding::not_safe(ID, text, "it lacks what dlock's statements need").fix(OLDEST_NAME),
+        );
     }
     Ok(Finding::ok(ID, text))
 }
 
 fn encoding(session: &PostgresSession) -> Finding {
-    checks::encoding(session).unwrap_or_else(|| Finding::ok("encoding", "the database's encoding has all characters"))
+    checks::encoding(session)
+        .unwrap_or_else(|| Finding::ok("encoding", "the database's encoding has all characters"))
 }
 
 async fn replication(session: &mut PostgresSession) -> Result<Finding> {
@@ -136,24 +209,55 @@ async fn replication(session: &mut PostgresSession) -> Result<Finding> {
                       current_setting('synchronous_standby_names'), current_setting('synchronous_commit') FROM pg_stat_replication";
     let row = session.query_one(sql, &[]).await?;
     let mut fields = Fields::of(&row);
-    let (count, told, waited_for, names, commit) = (fields.int()?, fields.int()?, fields.int()?, fields.text()?, fields.text()?);
+    let (count, told, waited_for, names, commit) = (
+        fields.int()?,
+        fields.int()?,
+        fields.int()?,
+        fields.text()?,
+        fields.text()?,
+    );
     let waits = !names.is_empty() && !matches!(&*commit, "local" | "off");
-    let standbys = if count == 1 { "1 standby".to_owned() } else { format!("{count} standbys") };
+    let standbys = if count == 1 {
+        "1 standby".to_owned()
+    } else {
+        format!("{count} standbys")
+    };
     let none = |why: String, fix| {
-        let risk = "a failover forgets a lock that the new primary had not heard of, so that two may run";
-        Finding::warn(ID, format!("{standbys}, and no grant waits for one{why}"), risk).fix(fix)
+        let risk =
+            "a failover forgets a lock that the new primary had not heard of, so that two may run";
+        Finding::warn(
+            ID,
+            format!("{standbys}, and no grant waits for one{why}"),
+            risk,
+        )
+        .fix(fix)
     };
     Ok(match (count, waits) {
-        (0, true) => {
-            Finding::warn(ID, format!("synchronous_standby_names {names}, and no standby is connected"), "each grant waits for one")
-                .fix("start the standby, or set synchronous_standby_names to ''")
-        }
+        (0, true) => Finding::warn(
+            ID,
+            format!("synchronous_standby_names {names}, and no standby is connected"),
+            "each grant waits for one",
+        )
+        .fix("start the standby, or set synchronous_standby_names to ''"),
         (0, false) => Finding::ok(ID, "no standby"),
-        (_, true) if waited_for > 0 => Finding::ok(ID, format!("synchronous_standby_names {names}; promote none but those")),
-        (_, true) if told < count => Finding::unchecked(ID, "whether a grant waits for a standby", "the server doesn't tell this user")
-            .fix("GRANT pg_read_all_stats to the user of dlock doctor"),
-        (_, false) if !names.is_empty() => none(format!(": synchronous_commit is {commit}"), "ALTER ROLE … SET synchronous_commit = on"),
-        _ => none(String::new(), "synchronous_standby_names, and promote none but those that it names"),
+        (_, true) if waited_for > 0 => Finding::ok(
+            ID,
+            format!("synchronous_standby_names {names}; promote none but those"),
+        ),
+        (_, true) if told < count => Finding::unchecked(
+            ID,
+            "whether a grant waits for a standby",
+            "the server doesn't tell this user",
+        )
+        .fix("GRANT pg_read_all_stats to the user of dlock doctor"),
+        (_, false) if !names.is_empty() => none(
+            format!(": synchronous_commit is {commit}"),
+            "ALTER ROLE … SET synchronous_commit = on",
+        ),
+        _ => none(
+            String::new(),
+            "synchronous_standby_names, and promote none but those that it names",
+        ),
     })
 }
 
@@ -161,25 +265,45 @@ async fn pooler(session: &mut PostgresSession, options: &PostgresOptions) -> Res
     const ID: &str = "pooler";
     let pooled = match checks::is_pooled(session, None, options).await {
         // The server is no PostgreSQL: the version check reports that.
-        Err(error) if error.kind == Kind::Config => return Ok(Finding::unchecked(ID, "a pooler", "the server is no PostgreSQL")),
+        Err(error) if error.kind == Kind::Config => {
+            return Ok(Finding::unchecked(
+                ID,
+                "a pooler",
+                "the server is no PostgreSQL",
+            ));
+        }
         pooled => pooled?,
     };
     Ok(match (pooled, options.sql.mode) {
         (false, SqlMode::Row) if !checks::is_direct(session).await? => {
             let risk = "runs wait for each other's sessions if the pool has less than two for each run that holds or waits";
-            Finding::warn(ID, "a pooler in between; with mode=row each run takes two sessions of its pool", risk)
-                .fix("make the pool as large as that, or use ?mode=lease")
+            Finding::warn(
+                ID,
+                "a pooler in between; with mode=row each run takes two sessions of its pool",
+                risk,
+            )
+            .fix("make the pool as large as that, or use ?mode=lease")
         }
         (false, _) => Finding::ok(ID, "nothing in between shares the server's sessions"),
         (true, SqlMode::Lease) => {
             let risk = "waiters are not notified of releases, and poll the lock";
-            Finding::warn(ID, "a pooler in between lends the server's sessions out by the transaction", risk)
-                .fix("connect to the server itself, or to a pool with pool_mode=session")
+            Finding::warn(
+                ID,
+                "a pooler in between lends the server's sessions out by the transaction",
+                risk,
+            )
+            .fix("connect to the server itself, or to a pool with pool_mode=session")
         }
         (true, _) => {
             let risk = "a lock stays with a session of another client";
-            Finding::not_safe(ID, "a pooler in between lends the server's sessions out by the transaction", risk)
-                .fix("connect to the server itself, or to a pool with pool_mode=session; or ?mode=lease")
+            Finding::not_safe(
+                ID,
+                "a pooler in between lends the server's sessions out by the transaction",
+                risk,
+            )
+            .fix(
+                "connect to the server itself, or to a pool with pool_mode=session; or ?mode=lease",
+            )
         }
     })
 }
@@ -191,16 +315,26 @@ async fn connections(session: &mut PostgresSession, mode: SqlMode) -> Result<Fin
                  FROM pg_stat_activity WHERE backend_type = 'client backend'";
     let row = session.query_one(sql, &[]).await?;
     let mut fields = Fields::of(&row);
-    Ok(rights::sessions("connections", (fields.int()?, fields.int()?), fields.int_or_null()?, mode))
+    Ok(rights::sessions(
+        "connections",
+        (fields.int()?, fields.int()?),
+        fields.int_or_null()?,
+        mode,
+    ))
 }
 
 async fn layout(session: &mut PostgresSession, tables: &Tables) -> Finding {
-    if let Some(finding) = rights::unusable_tables(schema::is_complete(session, tables).await, &tables.quoted("")) {
+    if let Some(finding) = rights::unusable_tables(
+        schema::is_complete(session, tables).await,
+        &tables.quoted(""),
+    ) {
         return finding;
     }
     match checks::place(session, tables).await {
         Ok((place, None)) => rights::usable_tables(&place),
         Ok((_, Some(others))) => others,
-        Err(Error { message, .. }) => Finding::unchecked("schema", "the schema of the table", &message),
+        Err(Error { message, .. }) => {
+            Finding::unchecked("schema", "the schema of the table", &message)
+        }
     }
 }

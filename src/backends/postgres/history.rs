@@ -11,38 +11,101 @@ use crate::{
 };
 
 /// Returns the finished holds, the latest first, and the skipped runs.
-pub(super) async fn read(session: &mut PostgresSession, tables: &Tables, name: &str) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
-    let runs = session.query(&tables.fill(include_str!("sql/runs.sql")), &[Value::Text(name)]).await?;
-    let skips = session.query(&tables.fill(include_str!("sql/skips.sql")), &[Value::Text(name)]).await?;
-    let runs = runs.iter().map(|row| Fields::of(row).history_entry()).collect::<Result<_>>()?;
-    Ok((runs, skips.iter().map(|row| Fields::of(row).skip_count()).collect::<Result<_>>()?))
+pub(super) async fn read(
+    session: &mut PostgresSession,
+    tables: &Tables,
+    name: &str,
+) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
+    let runs = session
+        .query(
+            &tables.fill(include_str!("sql/runs.sql")),
+            &[Value::Text(name)],
+        )
+        .await?;
+    let skips = session
+        .query(
+            &tables.fill(include_str!("sql/skips.sql")),
+            &[Value::Text(name)],
+        )
+        .await?;
+    let runs = runs
+        .iter()
+        .map(|row| Fields::of(row).history_entry())
+        .collect::<Result<_>>()?;
+    Ok((
+        runs,
+        skips
+            .iter()
+            .map(|row| Fields::of(row).skip_count())
+            .collect::<Result<_>>()?,
+    ))
 }
 
-/// Trims the history after every fourth hold that had vanished. A failure leaves this to the next hold.
-pub(super) async fn trim_at_times(session: &mut PostgresSession, tables: &Tables, name: &str, fence: Fence) {
+/// Trims the history after every fourth hold that had vanished. A failure leaves this to the next
+/// hold.
+pub(super) async fn trim_at_times(
+    session: &mut PostgresSession,
+    tables: &Tables,
+    name: &str,
+    fence: Fence,
+) {
     if fence.0.is_multiple_of(4) {
-        let _ = session.query(&tables.fill(include_str!("sql/trim.sql")), &[Value::Text(name)]).await;
+        let _ = session
+            .query(
+                &tables.fill(include_str!("sql/trim.sql")),
+                &[Value::Text(name)],
+            )
+            .await;
     }
 }
 
 /// Returns the history entries of a session lock's holders for the case that they vanished.
-pub(super) async fn maybe_vanished(session: &mut PostgresSession, tables: &Tables, name: &str) -> Result<Vec<HistoryEntry>> {
-    let rows = session.query(&tables.fill(include_str!("sql/vanished.sql")), &[Value::Text(name)]).await?;
-    rows.iter().map(|row| Fields::of(row).history_entry()).collect()
+pub(super) async fn maybe_vanished(
+    session: &mut PostgresSession,
+    tables: &Tables,
+    name: &str,
+) -> Result<Vec<HistoryEntry>> {
+    let rows = session
+        .query(
+            &tables.fill(include_str!("sql/vanished.sql")),
+            &[Value::Text(name)],
+        )
+        .await?;
+    rows.iter()
+        .map(|row| Fields::of(row).history_entry())
+        .collect()
 }
 
 /// Adds a history entry that no grant or release writes.
-pub(super) async fn note(session: &mut PostgresSession, tables: &Tables, name: &str, note: &Note) -> Result<()> {
+pub(super) async fn note(
+    session: &mut PostgresSession,
+    tables: &Tables,
+    name: &str,
+    note: &Note,
+) -> Result<()> {
     match note {
         Note::Skipped { host, reason, .. } => {
             let most = i64::try_from(SKIPPING_HOSTS).unwrap_or(i64::MAX);
-            let (host, reason) = (session.words(host).into_owned(), session.words(reason).into_owned());
-            let values = [Value::Text(name), Value::Text(&host), Value::Text(&reason), Value::Int(most)];
-            session.query(&tables.fill(include_str!("sql/skip.sql")), &values).await?;
+            let (host, reason) = (
+                session.words(host).into_owned(),
+                session.words(reason).into_owned(),
+            );
+            let values = [
+                Value::Text(name),
+                Value::Text(&host),
+                Value::Text(&reason),
+                Value::Int(most),
+            ];
+            session
+                .query(&tables.fill(include_str!("sql/skip.sql")), &values)
+                .await?;
         }
         Note::Lost(past) => {
             let (metadata, end) = (json(past.metadata.as_ref())?, past.end.to_string());
-            let why = past.why.as_deref().map(|why| session.words(why).into_owned());
+            let why = past
+                .why
+                .as_deref()
+                .map(|why| session.words(why).into_owned());
             let values = [
                 Value::Text(name),
                 Value::Int(past.fence.map_or(0, fence_int)),
@@ -52,7 +115,9 @@ pub(super) async fn note(session: &mut PostgresSession, tables: &Tables, name: &
                 Value::Maybe(why.as_deref()),
                 Value::Maybe(metadata.as_deref()),
             ];
-            session.query(&tables.fill(include_str!("sql/lost.sql")), &values).await?;
+            session
+                .query(&tables.fill(include_str!("sql/lost.sql")), &values)
+                .await?;
         }
     }
     Ok(())
@@ -63,7 +128,10 @@ pub(super) fn rows(session: &PostgresSession, past: &[HistoryEntry]) -> Result<S
     let mut rows = Vec::new();
     for past in past {
         let (metadata, end) = (json(past.metadata.as_ref())?, past.end.to_string());
-        let (end, why) = (session.words(&end), past.why.as_deref().map(|why| session.words(why)));
+        let (end, why) = (
+            session.words(&end),
+            past.why.as_deref().map(|why| session.words(why)),
+        );
         let values = [
             Value::MaybeInt(past.fence.map(fence_int)),
             Value::MaybeInt(bigint(past.started_ms)),

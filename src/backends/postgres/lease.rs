@@ -1,10 +1,14 @@
-//! `mode=lease`: a lock is a row with an end. The worst cases are in the docs of this module's parent.
+//! `mode=lease`: a lock is a row with an end. The worst cases are in the docs of this module's
+//! parent.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{Postgres, advisory_wait::AdvisoryWait, connection::SessionId, history, options::PostgresOptions, table::PostgresLockTable};
+use super::{
+    Postgres, advisory_wait::AdvisoryWait, connection::SessionId, history,
+    options::PostgresOptions, table::PostgresLockTable,
+};
 use crate::{
     backends::{
         cas::{CasBackend, Change, ReadFor, Snapshot, Store},
@@ -14,12 +18,15 @@ use crate::{
         },
     },
     lock::{
-        Busy, Capabilities, Fence, HistoryEntry, Identity, Intent, Key, Note, Notice, Progress, ReleaseInfo, Request, Result, SkipCount,
-        Token, Ttl, Wake, Which, document::OFFER,
+        Busy, Capabilities, Fence, HistoryEntry, Identity, Intent, Key, Note, Notice, Progress,
+        ReleaseInfo, Request, Result, SkipCount, Token, Ttl, Wake, Which, document::OFFER,
     },
 };
 
-pub(super) const CAPABILITIES: Capabilities = Capabilities { backend: "postgres", ..sql::LEASE };
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
+    backend: "postgres",
+    ..sql::LEASE
+};
 
 /// Leases in a table.
 pub type PostgresLease = CasBackend<PostgresLeaseStore>;
@@ -56,11 +63,16 @@ impl PostgresLease {
 
 impl PostgresLeaseStore {
     /// Asks the table, and keeps the session unless the question is dropped.
-    async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
+    async fn ask<T>(
+        &mut self,
+        question: impl AsyncFnOnce(&mut PostgresLockTable<'_>) -> Result<T>,
+    ) -> Result<T> {
         let mut session = self.waiting.take_session(&mut self.client).await?;
         self.unanswered = Some(session.id());
-        let mut table =
-            PostgresLockTable { has_advisory_lock: self.waiting.is_kept(), ..PostgresLockTable::over(&mut session, &self.client.tables) };
+        let mut table = PostgresLockTable {
+            has_advisory_lock: self.waiting.is_kept(),
+            ..PostgresLockTable::over(&mut session, &self.client.tables)
+        };
         let answer = question(&mut table).await;
         if table.left {
             self.waiting.is_left();
@@ -70,14 +82,23 @@ impl PostgresLeaseStore {
         answer
     }
 
-    /// As [`PostgresLeaseStore::ask`], for a question that only reads: a standby can answer it, too.
-    async fn look<T>(&mut self, question: impl AsyncFn(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
-        self.ask(async |table| table.read_anywhere(&question).await).await
+    /// As [`PostgresLeaseStore::ask`], for a question that only reads: a standby can answer it,
+    /// too.
+    async fn look<T>(
+        &mut self,
+        question: impl AsyncFn(&mut PostgresLockTable<'_>) -> Result<T>,
+    ) -> Result<T> {
+        self.ask(async |table| table.read_anywhere(&question).await)
+            .await
     }
 
-    /// Asks a question about the holder, as [`PostgresLeaseStore::ask`] does. An earlier question without an answer is ended first, or has taken
-    /// effect. Otherwise an acquire could be granted after its repetition was released or cancelled.
-    async fn ask_for_good<T>(&mut self, question: impl AsyncFnOnce(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
+    /// Asks a question about the holder, as [`PostgresLeaseStore::ask`] does. An earlier question
+    /// without an answer is ended first, or has taken effect. Otherwise an acquire could be granted
+    /// after its repetition was released or cancelled.
+    async fn ask_for_good<T>(
+        &mut self,
+        question: impl AsyncFnOnce(&mut PostgresLockTable<'_>) -> Result<T>,
+    ) -> Result<T> {
         let before = self.unanswered.clone();
         self.ask(async |table| {
             if let Some(other) = before.filter(|other| *other != table.session.id()) {
@@ -130,29 +151,49 @@ impl Store for PostgresLeaseStore {
         }
         let name = self.client.names.of(&request.key);
         self.own.forget();
-        let Some(row) = self.ask_for_good(async |table| table.grant(&name, request).await).await? else { return Ok(None) };
+        let Some(row) = self
+            .ask_for_good(async |table| table.grant(&name, request).await)
+            .await?
+        else {
+            return Ok(None);
+        };
         let fence = row.fence();
         self.granted = Some(request.token);
         self.own.note(row);
         Ok(Some(fence))
     }
 
-    async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>> {
-        let Some((row, ttl)) = self.own.of(&self.client.names.of(key), token) else { return Ok(None) };
+    async fn extend(
+        &mut self,
+        key: &Key,
+        token: &Token,
+        intent: Intent,
+    ) -> Result<Option<(Ttl, Fence)>> {
+        let Some((row, ttl)) = self.own.of(&self.client.names.of(key), token) else {
+            return Ok(None);
+        };
         let ttl = intent.ttl().unwrap_or(ttl);
         self.own.forget();
-        let Some(row) = self.ask(async |table| table.extend(&row, ttl).await).await? else { return Ok(None) };
+        let Some(row) = self
+            .ask(async |table| table.extend(&row, ttl).await)
+            .await?
+        else {
+            return Ok(None);
+        };
         let fence = row.fence();
         self.own.note(row);
         Ok(Some((ttl, fence)))
     }
 
     async fn free(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<bool> {
-        let Some((row, _)) = self.own.of(&self.client.names.of(key), token) else { return Ok(false) };
+        let Some((row, _)) = self.own.of(&self.client.names.of(key), token) else {
+            return Ok(false);
+        };
         self.own.forget();
         self.documented.forget(token);
         let write = row::release(row, token, info)?;
-        self.ask_for_good(async |table| table.write(&write).await).await
+        self.ask_for_good(async |table| table.write(&write).await)
+            .await
     }
 
     async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<RowVersion>> {
@@ -163,8 +204,16 @@ impl Store for PostgresLeaseStore {
                 table.create(&name).await?;
                 found = table.read(&name, Duration::ZERO).await?;
             }
-            let needed = found.as_ref().map_or(matches!(purpose, ReadFor::Look), |row| row::needs_waiters(row, purpose));
-            let waiters = if needed { table.queue(&name, true).await? } else { Vec::new() };
+            let needed = found
+                .as_ref()
+                .map_or(matches!(purpose, ReadFor::Look), |row| {
+                    row::needs_waiters(row, purpose)
+                });
+            let waiters = if needed {
+                table.queue(&name, true).await?
+            } else {
+                Vec::new()
+            };
             row::snapshot(found, &waiters, purpose)
         };
         let snapshot = match purpose {
@@ -176,16 +225,26 @@ impl Store for PostgresLeaseStore {
             self.granted = None;
             self.waiting.found_busy(key, snapshot.outside.is_some());
             if !snapshot.apart && !is_plain(request) {
-                self.waiting.own = Some((self.client.tables.waiter(&name, &request.token.hold_text()), snapshot.document.notified()));
+                self.waiting.own = Some((
+                    self.client.tables.waiter(&name, &request.token.hold_text()),
+                    snapshot.document.notified(),
+                ));
             }
             self.documented.note(&request.token, !snapshot.apart);
         }
         Ok(snapshot)
     }
 
-    async fn swap(&mut self, _: &Key, was: Snapshot<RowVersion>, change: Change<'_>) -> Result<bool> {
+    async fn swap(
+        &mut self,
+        _: &Key,
+        was: Snapshot<RowVersion>,
+        change: Change<'_>,
+    ) -> Result<bool> {
         let notified = change.document.notified();
-        let Some(write) = row::write(was, change) else { return Ok(true) };
+        let Some(write) = row::write(was, change) else {
+            return Ok(true);
+        };
         self.own.forget();
         let written = self.ask(async |table| table.write(&write).await).await?;
         self.failed = if written { 0 } else { self.failed + 1 };
@@ -207,19 +266,25 @@ impl Store for PostgresLeaseStore {
 
     async fn wait(&mut self, request: &Request, at_most: Duration, _: bool) -> Result<Wake> {
         let name = self.client.names.of(&request.key);
-        self.waiting.await_change(&mut self.client, &request.key, &name, at_most).await
+        self.waiting
+            .await_change(&mut self.client, &request.key, &name, at_most)
+            .await
     }
 
     fn advise(&mut self, _: &Request, busy: &mut Busy) {
         busy.notifies = !self.waiting.foreign && !self.waiting.is_pooled();
         // The end of an offer concerns only the waiters that had the offer, or ask at that time.
         let at_the_end = self.waiting.is_kept() || looks_at_the_end(busy.position);
-        busy.expires_in = busy.expires_in.filter(|left| at_the_end || (self.waiting.own.is_some() && *left <= OFFER));
+        busy.expires_in = busy
+            .expires_in
+            .filter(|left| at_the_end || (self.waiting.own.is_some() && *left <= OFFER));
     }
 
     async fn note_waiter(&mut self, request: &Request, _: u64) -> Result<Option<u32>> {
         let name = self.client.names.of(&request.key);
-        self.ask(async |table| table.join_queue(&name, request).await).await.map(Some)
+        self.ask(async |table| table.join_queue(&name, request).await)
+            .await
+            .map(Some)
     }
 
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
@@ -227,32 +292,51 @@ impl Store for PostgresLeaseStore {
             return Ok(true);
         }
         let (name, first) = (self.client.names.of(&request.key), self.waiting.leave());
-        let documented = self.ask(async |table| table.leave_queue(first, &name, &request.token).await).await?;
+        let documented = self
+            .ask(async |table| table.leave_queue(first, &name, &request.token).await)
+            .await?;
         self.documented.forget(&request.token);
         Ok(!documented)
     }
 
-    async fn scan(&mut self, start: &str, progress: &Progress) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
+    async fn scan(
+        &mut self,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
         let start = self.client.names.starting_with(start);
-        let (records, queue) =
-            self.look(async |table| Ok((table.list(&start, progress).await?, table.queue(&start, false).await?))).await?;
+        let (records, queue) = self
+            .look(async |table| {
+                Ok((
+                    table.list(&start, progress).await?,
+                    table.queue(&start, false).await?,
+                ))
+            })
+            .await?;
         row::snapshots(&self.client.names, records, &queue)
     }
 
     async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         let start = self.client.names.starting_with(start);
-        let names = self.look(async |table| table.known(&start, which, progress).await).await?;
-        Ok(names.iter().filter_map(|name| self.client.names.key(name)).collect())
+        let names = self
+            .look(async |table| table.known(&start, which, progress).await)
+            .await?;
+        Ok(names
+            .iter()
+            .filter_map(|name| self.client.names.key(name))
+            .collect())
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
         let name = self.client.names.of(key);
-        self.look(async |table| history::read(table.session, table.tables, &name).await).await
+        self.look(async |table| history::read(table.session, table.tables, &name).await)
+            .await
     }
 
     async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
         let name = self.client.names.of(key);
-        self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await
+        self.ask(async |table| history::note(table.session, table.tables, &name, note).await)
+            .await
     }
 
     fn notices(&mut self) -> Vec<Notice> {

@@ -6,11 +6,15 @@
 //! | `row` ([`Sessions`]) | a row that a transaction keeps locked | it ends with its session |
 //! | `advisory` ([`Sessions`]) | an advisory lock that a session keeps | it ends with its session |
 //!
-//! Worst interleavings of `lease` beyond those that [`super::sql`] has, and what keeps them harmless:
-//! - *A statement waits for another one on the same row, and the lease ends meanwhile.* The statement judges again after the
-//!   wait whether the row is held; a lease that it grants counts from before the wait.
-//! - *A waiter is notified before it listens.* The document counts the wake-ups, and the waiter compares the counter after it listens.
-//! - *The server is restarted.* Rows and fences are as durable as its commits (`fsync`, `synchronous_commit`).
+//! Worst interleavings of `lease` beyond those that [`super::sql`] has, and what keeps them
+//! harmless:
+//! - *A statement waits for another one on the same row, and the lease ends meanwhile.* The
+//!   statement judges again after the wait whether the row is held; a lease that it grants counts
+//!   from before the wait.
+//! - *A waiter is notified before it listens.* The document counts the wake-ups, and the waiter
+//!   compares the counter after it listens.
+//! - *The server is restarted.* Rows and fences are as durable as its commits (`fsync`,
+//!   `synchronous_commit`).
 
 mod advisory_wait;
 mod checks;
@@ -45,7 +49,8 @@ use super::sql::SqlMode;
 use crate::lock::{Backend, Capabilities};
 
 /// The capabilities of each mode: lease, row, advisory.
-pub(super) const CAPABILITIES: [&Capabilities; 3] = [&lease::CAPABILITIES, &sessions::ROW, &sessions::ADVISORY];
+pub(super) const CAPABILITIES: [&Capabilities; 3] =
+    [&lease::CAPABILITIES, &sessions::ROW, &sessions::ADVISORY];
 
 /// Returns a backend for `options`, without I/O.
 pub fn backend(options: PostgresOptions) -> Box<dyn Backend> {

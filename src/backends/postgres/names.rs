@@ -1,10 +1,12 @@
-//! The names that belong to a table: its side tables, and the channel and the advisory locks of each of its locks.
+//! The names that belong to a table: its side tables, and the channel and the advisory locks of
+//! each of its locks.
 
 use crate::{backends::sql::LAYOUT, lock::fingerprint};
 
-/// The number of queues in which waiters block first; only the first of each queue blocks for the lock itself. After a second each blocked
-/// session searches for a deadlock among all waiters for the same lock. The search locks all locks of the server, and its time grows with
-/// the cube of the number of waiters. Queues decide nothing.
+/// The number of queues in which waiters block first; only the first of each queue blocks for the
+/// lock itself. After a second each blocked session searches for a deadlock among all waiters for
+/// the same lock. The search locks all locks of the server, and its time grows with the cube of the
+/// number of waiters. Queues decide nothing.
 const QUEUES: u32 = 32;
 
 /// A table's name in statements, and the names that derive from it.
@@ -15,82 +17,113 @@ pub struct Tables {
     standby: bool,
 }
 
-/// The server's identity in the table of sessions: its timeline, which a promotion changes, and its start time.
+/// The server's identity in the table of sessions: its timeline, which a promotion changes, and its
+/// start time.
 const SERVER: &str = "(CASE WHEN pg_is_in_recovery() THEN 'standby' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END || '/' || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint)";
 
-/// Whether the server of the session `s` was restarted, or is another one by now, and the lease may not be over.
-const LEFT: &str = "s.server IS DISTINCT FROM {server} AND coalesce(s.ends > clock_timestamp(), true)";
+/// Whether the server of the session `s` was restarted, or is another one by now, and the lease may
+/// not be over.
+const LEFT: &str =
+    "s.server IS DISTINCT FROM {server} AND coalesce(s.ends > clock_timestamp(), true)";
 
-/// The end of that lease. On a server that was restarted, no renewal is later than its start. On another server no renewal is known: the
-/// whole lease counts, from when its record is found.
+/// The end of that lease. On a server that was restarted, no renewal is later than its start. On
+/// another server no renewal is known: the whole lease counts, from when its record is found.
 const ENDS: &str = "(least(clock_timestamp(), CASE WHEN left(s.server, 8) = left({server}, 8) THEN greatest(s.since, pg_postmaster_start_time()) END) + s.ttl_ms * interval '1 millisecond')";
 
-/// Whether the row `l` is free: its lease is over, or dlock released it and only keeps other programs out.
+/// Whether the row `l` is free: its lease is over, or dlock released it and only keeps other
+/// programs out.
 const FREE: &str = "(l.lock_until <= timezone('utc', clock_timestamp()) OR coalesce(l.owner = l.locked_by, false) AND l.document IS NULL)";
 
 /// Whether there are plain waiters for the row `l`.
-const WAITED: &str =
-    "{unlined} AND EXISTS (SELECT FROM {waiters} AS w WHERE w.name = l.name AND w.seen > clock_timestamp() - interval '15 seconds')";
+const WAITED: &str = "{unlined} AND EXISTS (SELECT FROM {waiters} AS w WHERE w.name = l.name AND w.seen > clock_timestamp() - interval '15 seconds')";
 
-/// Whether the document of the row `l` has no queue. No text of a user can match: quotes in it are escaped.
+/// Whether the document of the row `l` has no queue. No text of a user can match: quotes in it are
+/// escaped.
 const WITHOUT_QUEUE: &str = r#"coalesce(position('"q":[' IN l.document) = 0, true)"#;
 
 /// The substitute for the table of waiters on a standby.
-const NO_WAITERS: &str =
-    "(SELECT 0::bigint AS place, ''::text AS name, ''::text AS hold, now() AS since, now() AS seen, ''::text AS metadata WHERE false)";
+const NO_WAITERS: &str = "(SELECT 0::bigint AS place, ''::text AS name, ''::text AS hold, now() AS since, now() AS seen, ''::text AS metadata WHERE false)";
 
 impl Tables {
     pub(super) fn new(table: &str) -> Self {
-        Self { plain: table.to_owned(), standby: false }
+        Self {
+            plain: table.to_owned(),
+            standby: false,
+        }
     }
 
     /// Returns the names for reading the tables on a standby.
     pub(super) fn on_standby(&self) -> Self {
-        Self { standby: true, ..self.clone() }
+        Self {
+            standby: true,
+            ..self.clone()
+        }
     }
 
     /// Returns the table's name without its schema, and whether it has a schema.
     pub(super) fn bare(&self) -> (&str, bool) {
-        self.plain.rsplit_once('.').map_or((&*self.plain, false), |(_, table)| (table, true))
+        self.plain
+            .rsplit_once('.')
+            .map_or((&*self.plain, false), |(_, table)| (table, true))
     }
 
     /// Fills the names into a statement. They are quoted, and have no quotes themselves.
     pub(super) fn fill(&self, sql: &str) -> String {
-        sql.replace("{left_holds}", include_str!("sql/left_holds.sql").trim_end())
-            .replace("{left}", LEFT)
-            .replace("{ends}", ENDS)
-            .replace("{server}", SERVER)
-            .replace("{free}", FREE)
-            .replace("{columns}", include_str!("sql/columns.sql").trim_end())
-            .replace("{waited}", WAITED)
-            .replace("{unlined}", WITHOUT_QUEUE)
-            .replace("{layout}", &LAYOUT.to_string())
-            .replace("{starts}", include_str!("sql/starts.sql").trim_end())
-            .replace("{starts_schema}", include_str!("sql/starts_schema.sql"))
-            .replace("{table}", &self.quoted(""))
-            .replace("{waiters}", &if self.standby { NO_WAITERS.to_owned() } else { self.quoted("_waiters") })
-            .replace("{rows}", &self.quoted("_rows"))
-            .replace("{fences}", &self.quoted("_fences"))
-            .replace("{sessions}", &self.quoted("_sessions"))
-            .replace("{runs}", &self.quoted("_runs"))
-            .replace("{skips}", &self.quoted("_skips"))
-            .replace("{marks}", &self.quoted("_marks"))
+        sql.replace(
+            "{left_holds}",
+            include_str!("sql/left_holds.sql").trim_end(),
+        )
+        .replace("{left}", LEFT)
+        .replace("{ends}", ENDS)
+        .replace("{server}", SERVER)
+        .replace("{free}", FREE)
+        .replace("{columns}", include_str!("sql/columns.sql").trim_end())
+        .replace("{waited}", WAITED)
+        .replace("{unlined}", WITHOUT_QUEUE)
+        .replace("{layout}", &LAYOUT.to_string())
+        .replace("{starts}", include_str!("sql/starts.sql").trim_end())
+        .replace("{starts_schema}", include_str!("sql/starts_schema.sql"))
+        .replace("{table}", &self.quoted(""))
+        .replace(
+            "{waiters}",
+            &if self.standby {
+                NO_WAITERS.to_owned()
+            } else {
+                self.quoted("_waiters")
+            },
+        )
+        .replace("{rows}", &self.quoted("_rows"))
+        .replace("{fences}", &self.quoted("_fences"))
+        .replace("{sessions}", &self.quoted("_sessions"))
+        .replace("{runs}", &self.quoted("_runs"))
+        .replace("{skips}", &self.quoted("_skips"))
+        .replace("{marks}", &self.quoted("_marks"))
     }
 
     /// Returns `schema.table`, quoted part by part.
     pub(super) fn quoted(&self, suffix: &str) -> String {
-        let parts: Vec<_> = self.plain.split('.').map(|part| part.replace('"', "")).collect();
+        let parts: Vec<_> = self
+            .plain
+            .split('.')
+            .map(|part| part.replace('"', ""))
+            .collect();
         format!("\"{}{suffix}\"", parts.join("\".\""))
     }
 
     /// Returns the channel on which a lock's release is announced.
     pub(super) fn channel(&self, name: &str) -> String {
-        format!("dlock_{:016x}", fingerprint(&["channel", &self.plain, name]))
+        format!(
+            "dlock_{:016x}",
+            fingerprint(&["channel", &self.plain, name])
+        )
     }
 
     /// Returns the channel on which a waiter in the document is notified.
     pub(super) fn waiter(&self, name: &str, hold: &str) -> String {
-        format!("dlock_{:016x}", fingerprint(&["waiter", &self.plain, name, hold]))
+        format!(
+            "dlock_{:016x}",
+            fingerprint(&["waiter", &self.plain, name, hold])
+        )
     }
 
     /// Returns the advisory lock that picks the watcher of a lock's row.
@@ -98,8 +131,9 @@ impl Tables {
         fingerprint(&["gate", &self.plain, name]).cast_signed()
     }
 
-    /// Returns the advisory lock that every reader of a row also takes, and that a writer waits for first: no new reader gets past
-    /// a waiting writer. The server's row locks alone let new readers in while other readers have the row.
+    /// Returns the advisory lock that every reader of a row also takes, and that a writer waits for
+    /// first: no new reader gets past a waiting writer. The server's row locks alone let new
+    /// readers in while other readers have the row.
     pub(super) fn reader_lock(&self, name: &str) -> i64 {
         fingerprint(&["turn", &self.plain, name]).cast_signed()
     }
@@ -118,7 +152,10 @@ mod tests {
     #[test]
     fn names_are_quoted_part_by_part() {
         let tables = Tables::new("jobs.shedlock");
-        assert_eq!(tables.fill("FROM {table}, {waiters}"), r#"FROM "jobs"."shedlock", "jobs"."shedlock_waiters""#);
+        assert_eq!(
+            tables.fill("FROM {table}, {waiters}"),
+            r#"FROM "jobs"."shedlock", "jobs"."shedlock_waiters""#
+        );
         assert_ne!(tables.advisory_lock("a"), tables.advisory_lock("b"));
         assert_ne!(tables.queue_lock("a", 0), tables.queue_lock("a", 1));
         assert_ne!(tables.channel("a"), Tables::new("dlock").channel("a"));

@@ -17,7 +17,10 @@ pub struct PostgresOptions {
 impl PostgresOptions {
     /// Leases in the table `dlock` on `server`.
     pub fn new(server: SqlServer) -> Self {
-        Self { sql: SqlOptions::new(server), advisory_key: None }
+        Self {
+            sql: SqlOptions::new(server),
+            advisory_key: None,
+        }
     }
 }
 

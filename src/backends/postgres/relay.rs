@@ -1,17 +1,21 @@
 //! A relay between sqlx and the server's socket, within this process.
 //!
 //! sqlx speaks the protocol, except for these parts, which the relay adds:
-//! - sqlx takes no stream and hides the one it opens: the guardian needs the socket, so that a session lock outlives a killed
-//!   dlock.
-//! - sqlx trusts the public authorities in addition to the one that a user names: the relay speaks TLS, with that authority alone.
-//! - sqlx treats a notification as an error of the server: the relay takes notifications out and reports them.
-//! - sqlx hides the number of the server's process, by which dlock ends a session that does not answer, and the
-//!   database's encoding.
-//! - sqlx stores a message of any length: the relay ends a session whose server announces a very long one.
-//! - sqlx drops a session without the message that ends it, which the server would log: the relay sends that message.
+//! - sqlx takes no stream and hides the one it opens: the guardian needs the socket, so that a
+//!   session lock outlives a killed dlock.
+//! - sqlx trusts the public authorities in addition to the one that a user names: the relay speaks
+//!   TLS, with that authority alone.
+//! - sqlx treats a notification as an error of the server: the relay takes notifications out and
+//!   reports them.
+//! - sqlx hides the number of the server's process, by which dlock ends a session that does not
+//!   answer, and the database's encoding.
+//! - sqlx stores a message of any length: the relay ends a session whose server announces a very
+//!   long one.
+//! - sqlx drops a session without the message that ends it, which the server would log: the relay
+//!   sends that message.
 //!
-//! Everything else passes through unchanged. sqlx connects to a socket without a place in the file system, with a random name, which
-//! serves one client of this process and is closed then.
+//! Everything else passes through unchanged. sqlx connects to a socket without a place in the file
+//! system, with a random name, which serves one client of this process and is closed then.
 
 use std::{
     io,
@@ -105,14 +109,19 @@ impl PostgresRelay {
             }
             unasked.end();
         });
-        Passing { task, break_off: true }
+        Passing {
+            task,
+            break_off: true,
+        }
     }
 }
 
-/// The task that passes messages on. It ends once sqlx has ended, or is aborted when this value is dropped.
+/// The task that passes messages on. It ends once sqlx has ended, or is aborted when this value is
+/// dropped.
 pub(super) struct Passing {
     task: JoinHandle<()>,
-    /// Whether to drop messages that were not passed on yet, including the one that ends the session.
+    /// Whether to drop messages that were not passed on yet, including the one that ends the
+    /// session.
     pub break_off: bool,
 }
 
@@ -164,7 +173,8 @@ async fn pass(client: UnixStream, server: Box<dyn Stream>, unasked: &Unasked) ->
     }
 }
 
-/// A parser of the server's messages: a letter, a length that includes its own four bytes, and the rest.
+/// A parser of the server's messages: a letter, a length that includes its own four bytes, and the
+/// rest.
 #[derive(Debug, Default)]
 struct Messages {
     /// The first bytes of a message whose length has not arrived yet.
@@ -181,7 +191,8 @@ struct Messages {
 }
 
 impl Messages {
-    /// Parses more bytes, and appends all but notifications to `out`. Returns true if there was a notification.
+    /// Parses more bytes, and appends all but notifications to `out`. Returns true if there was a
+    /// notification.
     fn read(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> bool {
         let mut notified = false;
         while !bytes.is_empty() {
@@ -189,7 +200,9 @@ impl Messages {
                 let (begin, rest) = bytes.split_at(bytes.len().min(5 - self.begun.len()));
                 self.begun.extend_from_slice(begin);
                 bytes = rest;
-                let &[kind, a, b, c, d] = &self.begun[..] else { return notified };
+                let &[kind, a, b, c, d] = &self.begun[..] else {
+                    return notified;
+                };
                 // No server sends a length below four; sqlx reports it.
                 self.left = (u32::from_be_bytes([a, b, c, d]) as usize).saturating_sub(4);
                 self.kind = kind;
@@ -207,7 +220,8 @@ impl Messages {
             self.left -= part.len();
             bytes = rest;
             if matches!(self.kind, PROCESS | SETTING) {
-                self.said.extend_from_slice(&part[..part.len().min(KEPT - self.said.len())]);
+                self.said
+                    .extend_from_slice(&part[..part.len().min(KEPT - self.said.len())]);
             }
             if self.left == 0 {
                 self.is_said();
@@ -221,9 +235,13 @@ impl Messages {
         match (self.kind, self.said.first_chunk()) {
             (PROCESS, Some(pid)) => self.process = Some(i32::from_be_bytes(*pid)),
             (SETTING, _) => {
-                let encoding = self.said.strip_prefix(b"server_encoding\0").and_then(|rest| rest.split(|byte| *byte == 0).next());
+                let encoding = self
+                    .said
+                    .strip_prefix(b"server_encoding\0")
+                    .and_then(|rest| rest.split(|byte| *byte == 0).next());
                 // SQL_ASCII takes any bytes.
-                self.narrow |= encoding.is_some_and(|encoding| !matches!(encoding, b"UTF8" | b"SQL_ASCII"));
+                self.narrow |=
+                    encoding.is_some_and(|encoding| !matches!(encoding, b"UTF8" | b"SQL_ASCII"));
             }
             _ => {}
         }
@@ -245,7 +263,12 @@ mod tests {
 
     #[test]
     fn a_database_with_a_limited_encoding_is_recognized() {
-        for (encoding, narrow) in [("UTF8", false), ("SQL_ASCII", false), ("LATIN1", true), ("EUC_JP", true)] {
+        for (encoding, narrow) in [
+            ("UTF8", false),
+            ("SQL_ASCII", false),
+            ("LATIN1", true),
+            ("EUC_JP", true),
+        ] {
             let said = format!("server_encoding\0{encoding}\0");
             let mut bytes = vec![SETTING];
             bytes.extend(u32::try_from(said.len() + 4).expect("short").to_be_bytes());
@@ -258,11 +281,18 @@ mod tests {
         }
     }
 
-    /// Whatever a server sends goes on to sqlx, less what are notifications by their letters; and no length is believed.
+    /// Whatever a server sends goes on to sqlx, less what are notifications by their letters; and
+    /// no length is believed.
     #[test]
     fn damaged_messages_are_passed_on_and_not_stored() {
         let setting = [&[SETTING, 0, 0, 0, 25][..], b"server_encoding\0UTF8\0"].concat();
-        let sent = [setting, vec![PROCESS, 0, 0, 0, 12, 0, 0, 0, 7, 0, 0, 0, 9], message(b'Z', 1), message(NOTIFICATION, 30)].concat();
+        let sent = [
+            setting,
+            vec![PROCESS, 0, 0, 0, 12, 0, 0, 0, 7, 0, 0, 0, 9],
+            message(b'Z', 1),
+            message(NOTIFICATION, 30),
+        ]
+        .concat();
         let mut whole = 0;
         damage::each(|dice| {
             let damaged = damage::bytes(&sent, dice);

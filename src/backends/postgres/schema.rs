@@ -22,29 +22,53 @@ pub(super) fn text(tables: &Tables) -> String {
     tables.fill(include_str!("sql/schema.sql"))
 }
 
-/// Creates missing tables and columns, and moves locks without a holder from other modes to this mode. A repeated call changes
-/// nothing, and takes no lock on the tables.
-pub(super) async fn create(session: &mut PostgresSession, tables: &Tables, mode: SqlMode) -> Result<Init> {
+/// Creates missing tables and columns, and moves locks without a holder from other modes to this
+/// mode. A repeated call changes nothing, and takes no lock on the tables.
+pub(super) async fn create(
+    session: &mut PostgresSession,
+    tables: &Tables,
+    mode: SqlMode,
+) -> Result<Init> {
     let done = upgrade(session, tables).await?;
     // The session modes have their run records in the same rows.
     let carry = "UPDATE {table} AS l SET fence = greatest(l.fence, f.fence), ({record}) = ROW ({f_record}) FROM {fences} AS f
                   WHERE f.name = l.name AND l.mode IS NOT NULL AND coalesce(f.paced_at, f.start_at) IS NOT NULL
                     AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = l.name);";
-    let carry = if mode == SqlMode::Lease { with_record(carry) } else { String::new() };
+    let carry = if mode == SqlMode::Lease {
+        with_record(carry)
+    } else {
+        String::new()
+    };
     let sql = "UPDATE {table} AS l SET mode = $1, revision = l.revision + 1
                 WHERE l.mode IS NOT NULL AND l.mode IS DISTINCT FROM $1 AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = l.name)";
     let mode = (mode != SqlMode::Lease).then(|| mode.name());
     // One request is one transaction.
-    session.run(&fill(&tables.fill(&(carry + sql)), &[Value::Maybe(mode)])).await?;
+    session
+        .run(&fill(&tables.fill(&(carry + sql)), &[Value::Maybe(mode)]))
+        .await?;
     Ok(done)
 }
 
 /// Fills the columns of run records, which later runs depend on, into a statement.
 pub(super) fn with_record(sql: &str) -> String {
-    let names: Vec<_> = include_str!("sql/starts_schema.sql").split_whitespace().collect();
-    let names: Vec<_> = names.windows(2).filter(|pair| pair[0] == "EXISTS").map(|pair| pair[1]).collect();
-    let of = |row: &str| names.iter().map(|name| format!("{row}{name}")).collect::<Vec<_>>().join(", ");
-    sql.replace("{record}", &of("")).replace("{f_record}", &of("f.")).replace("{new_record}", &of("excluded."))
+    let names: Vec<_> = include_str!("sql/starts_schema.sql")
+        .split_whitespace()
+        .collect();
+    let names: Vec<_> = names
+        .windows(2)
+        .filter(|pair| pair[0] == "EXISTS")
+        .map(|pair| pair[1])
+        .collect();
+    let of = |row: &str| {
+        names
+            .iter()
+            .map(|name| format!("{row}{name}"))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    sql.replace("{record}", &of(""))
+        .replace("{f_record}", &of("f."))
+        .replace("{new_record}", &of("excluded."))
 }
 
 async fn upgrade(session: &mut PostgresSession, tables: &Tables) -> Result<Init> {
@@ -68,10 +92,13 @@ async fn upgrade(session: &mut PostgresSession, tables: &Tables) -> Result<Init>
 /// # Errors
 /// A column has a type that dlock can't use.
 pub(super) async fn is_complete(session: &mut PostgresSession, tables: &Tables) -> Result<bool> {
-    let found = session.query(COLUMNS, &[Value::Text(&tables.quoted(""))]).await?;
+    let found = session
+        .query(COLUMNS, &[Value::Text(&tables.quoted(""))])
+        .await?;
     let column = |name: &str| found.iter().find(|row| row.at(0) == name);
     for name in ["lock_until", "locked_at"] {
-        // ShedLock writes UTC without a zone; a column with a zone would convert it from the session's zone.
+        // ShedLock writes UTC without a zone; a column with a zone would convert it from the
+        // session's zone.
         if column(name).is_some_and(|row| row.at(1) != "timestamp without time zone") {
             return Err(Error::new(
                 Kind::Config,
@@ -81,7 +108,8 @@ pub(super) async fn is_complete(session: &mut PostgresSession, tables: &Tables) 
         }
     }
     let older = format!("SELECT 1 FROM {{table}} WHERE layout < {LAYOUT} LIMIT 1");
-    let is_older = column("layout").is_some() && !session.query(&tables.fill(&older), &[]).await?.is_empty();
+    let is_older =
+        column("layout").is_some() && !session.query(&tables.fill(&older), &[]).await?.is_empty();
     let wide = |name: &str| column(name).is_some_and(|row| row.at(1) == "text");
     let by_bytes = column("name").is_some_and(|row| row.at(2) == "C");
     let complete = !is_older
@@ -93,27 +121,68 @@ pub(super) async fn is_complete(session: &mut PostgresSession, tables: &Tables) 
         && column("document").is_some()
         && column("warned_level").is_some()
         && column("start_replaced").is_some();
-    let sides: Vec<String> =
-        ["_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"].map(|suffix| tables.quoted(suffix)).into();
-    let sides = session.query_one("SELECT count(to_regclass(name)) FROM unnest($1) AS name", &[Value::Texts(&sides)]).await?;
-    let fences = session.query(COLUMNS, &[Value::Text(&tables.quoted("_fences"))]).await?;
-    let complete = complete && ["start_replaced", "drains"].iter().all(|name| fences.iter().any(|row| row.at(0) == *name));
-    let sessions = session.query(COLUMNS, &[Value::Text(&tables.quoted("_sessions"))]).await?;
+    let sides: Vec<String> = [
+        "_waiters",
+        "_rows",
+        "_fences",
+        "_sessions",
+        "_runs",
+        "_skips",
+        "_marks",
+    ]
+    .map(|suffix| tables.quoted(suffix))
+    .into();
+    let sides = session
+        .query_one(
+            "SELECT count(to_regclass(name)) FROM unnest($1) AS name",
+            &[Value::Texts(&sides)],
+        )
+        .await?;
+    let fences = session
+        .query(COLUMNS, &[Value::Text(&tables.quoted("_fences"))])
+        .await?;
+    let complete = complete
+        && ["start_replaced", "drains"]
+            .iter()
+            .all(|name| fences.iter().any(|row| row.at(0) == *name));
+    let sessions = session
+        .query(COLUMNS, &[Value::Text(&tables.quoted("_sessions"))])
+        .await?;
     let logged = "SELECT relpersistence = 'p' FROM pg_class WHERE oid = to_regclass($1)";
-    let logged = session.query(logged, &[Value::Text(&tables.quoted("_sessions"))]).await?;
-    let complete = complete && sessions.iter().any(|row| row.at(0) == "ends") && logged.iter().any(|row| row.at(0) == "t");
+    let logged = session
+        .query(logged, &[Value::Text(&tables.quoted("_sessions"))])
+        .await?;
+    let complete = complete
+        && sessions.iter().any(|row| row.at(0) == "ends")
+        && logged.iter().any(|row| row.at(0) == "t");
     Ok(complete && sides.at(0) == "7")
 }
 
 /// See [`Database::collect`](crate::backends::sql::Database::collect).
-pub(super) async fn collect(session: &mut PostgresSession, tables: &Tables, options: &SqlOptions, unused_for: Duration) -> Result<u64> {
+pub(super) async fn collect(
+    session: &mut PostgresSession,
+    tables: &Tables,
+    options: &SqlOptions,
+    unused_for: Duration,
+) -> Result<u64> {
     options.check_collect()?;
-    let shared = tables.fill("SELECT 1 FROM {table} WHERE owner IS DISTINCT FROM locked_by AND locked_by <> $1 LIMIT 1");
-    if !session.query(&shared, &[Value::Text(SHARED_BY)]).await?.is_empty() {
+    let shared = tables.fill(
+        "SELECT 1 FROM {table} WHERE owner IS DISTINCT FROM locked_by AND locked_by <> $1 LIMIT 1",
+    );
+    if !session
+        .query(&shared, &[Value::Text(SHARED_BY)])
+        .await?
+        .is_empty()
+    {
         return Err(SqlOptions::shares_table());
     }
     let seconds = unused_for.as_secs_f64();
     let names = Names::new(&options.namespace).starting_with("");
-    let rows = session.query(&tables.fill(include_str!("sql/collect.sql")), &[Value::Real(seconds), Value::Text(&names)]).await?;
+    let rows = session
+        .query(
+            &tables.fill(include_str!("sql/collect.sql")),
+            &[Value::Real(seconds), Value::Text(&names)],
+        )
+        .await?;
     Ok(rows.len() as u64)
 }

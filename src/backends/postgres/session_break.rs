@@ -11,50 +11,97 @@ use crate::{
 };
 
 impl PostgresSessions {
-    /// Returns the session that has the lock by this fence. A holder wrote its fence down; the server knows whether it still has the lock.
+    /// Returns the session that has the lock by this fence. A holder wrote its fence down; the
+    /// server knows whether it still has the lock.
     async fn session_of(&mut self, name: &str, fence: Fence) -> Result<Option<HolderSession>> {
-        let rows = self.query(&look_sql(&self.client), &[Value::Text(name)]).await?;
-        Ok(read_sessions(&rows)?.into_iter().find(|session| session.holder.fence == Some(fence)))
+        let rows = self
+            .query(&look_sql(&self.client), &[Value::Text(name)])
+            .await?;
+        Ok(read_sessions(&rows)?
+            .into_iter()
+            .find(|session| session.holder.fence == Some(fence)))
     }
 
-    pub(super) async fn mark_hold(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool> {
+    pub(super) async fn mark_hold(
+        &mut self,
+        name: &str,
+        fence: Fence,
+        mark: &Break,
+    ) -> Result<bool> {
         if self.session_of(name, fence).await?.is_none() {
             return Ok(false);
         }
         let (_, broken): (End, _) = mark.into();
-        let mark = serde_json::to_string(mark).map_err(|error| Error::new(Kind::Internal, "the mark can't be written").source(error))?;
+        let mark = serde_json::to_string(mark).map_err(|error| {
+            Error::new(Kind::Internal, "the mark can't be written").source(error)
+        })?;
         self.aside(async |table| {
             let sql = table.tables.fill(include_str!("sql/mark_session.sql"));
-            let (mark, broken) = (ascii(&mark), table.session.words(broken.as_deref().unwrap_or_default()).into_owned());
-            let values = [Value::Text(name), Value::Int(fence_int(fence)), Value::Text(&mark), Value::Text(&broken)];
+            let (mark, broken) = (
+                ascii(&mark),
+                table
+                    .session
+                    .words(broken.as_deref().unwrap_or_default())
+                    .into_owned(),
+            );
+            let values = [
+                Value::Text(name),
+                Value::Int(fence_int(fence)),
+                Value::Text(&mark),
+                Value::Text(&broken),
+            ];
             Ok(!table.session.query(&sql, &values).await?.is_empty())
         })
         .await
     }
 
-    /// Ends the holder's session. Its records stay, so that the next holder waits a moment for what the command may still run.
-    pub(super) async fn evict_hold(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool> {
-        let Some(HolderSession { pid, began, .. }) = self.session_of(name, fence).await? else { return Ok(false) };
+    /// Ends the holder's session. Its records stay, so that the next holder waits a moment for what
+    /// the command may still run.
+    pub(super) async fn evict_hold(
+        &mut self,
+        name: &str,
+        fence: Fence,
+        mark: &Break,
+    ) -> Result<bool> {
+        let Some(HolderSession { pid, began, .. }) = self.session_of(name, fence).await? else {
+            return Ok(false);
+        };
         // As broken, before it vanishes.
         if !self.mark_hold(name, fence, mark).await? {
             return Ok(false);
         }
         if pid == LEFT {
             let sql = self.client.tables.fill(include_str!("sql/break_left.sql"));
-            self.query(&sql, &[Value::Text(name), Value::Int(fence_int(fence))]).await?;
+            self.query(&sql, &[Value::Text(name), Value::Int(fence_int(fence))])
+                .await?;
         } else if let Some(began) = began {
-            self.aside(async |table| table.session.end_process(pid, &format!("backend_start = '{began}'")).await).await?;
+            self.aside(async |table| {
+                table
+                    .session
+                    .end_process(pid, &format!("backend_start = '{began}'"))
+                    .await
+            })
+            .await?;
         }
         if self.session_of(name, fence).await?.is_some() {
-            return Err(Error::new(Kind::Denied, "the session that has the lock could not be ended")
-                .hint("its user may end it, or a member of pg_signal_backend and pg_read_all_stats"));
+            return Err(Error::new(
+                Kind::Denied,
+                "the session that has the lock could not be ended",
+            )
+            .hint("its user may end it, or a member of pg_signal_backend and pg_read_all_stats"));
         }
         Ok(true)
     }
 
-    /// Notes that the holder knows of the mark on its hold. If it fails, the operator only waits for the end of the lease.
+    /// Notes that the holder knows of the mark on its hold. If it fails, the operator only waits
+    /// for the end of the lease.
     pub(super) async fn note_seen(&mut self, name: &str, fence: Fence) {
-        let sql = self.client.tables.fill("UPDATE {marks} SET seen = true WHERE name = $1 AND fence = $2");
-        let _: Result<_> = self.query(&sql, &[Value::Text(name), Value::Int(fence_int(fence))]).await;
+        let sql = self
+            .client
+            .tables
+            .fill("UPDATE {marks} SET seen = true WHERE name = $1 AND fence = $2");
+        let _: Result<_> = self
+            .query(&sql, &[Value::Text(name), Value::Int(fence_int(fence))])
+            .await;
     }
 }

@@ -21,8 +21,9 @@ use crate::{
 const TRANSACTION_TIMEOUT: u32 = 170_000;
 /// A waiter that is frozen when it gets the lock keeps it for at most this long.
 const UNCLAIMED: Duration = Duration::from_secs(5);
-/// Begins the transaction that keeps the row locked. Sent with each attempt: a dropped call may have ended the transaction or not,
-/// and outside of one, a row is locked for no longer than its statement. Within one it changes nothing.
+/// Begins the transaction that keeps the row locked. Sent with each attempt: a dropped call may
+/// have ended the transaction or not, and outside of one, a row is locked for no longer than its
+/// statement. Within one it changes nothing.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;";
 
 /// PostgreSQL's part of a session lock.
@@ -45,15 +46,28 @@ pub struct PostgresSessionPart {
 pub(super) type PostgresLock = SessionLock<PostgresSession, PostgresSessionPart>;
 
 impl PostgresLock {
-    pub(super) async fn open(options: &PostgresOptions, tables: &Tables, name: String, shared: bool) -> Result<Self> {
+    pub(super) async fn open(
+        options: &PostgresOptions,
+        tables: &Tables,
+        name: String,
+        shared: bool,
+    ) -> Result<Self> {
         let session = PostgresSession::open(&options.sql).await?;
         let (key, tables) = (options.advisory_key, tables.clone());
-        let part = PostgresSessionPart { key, tables, pid: 0, transaction: None, attempted: false, found: None, matters: false };
+        let part = PostgresSessionPart {
+            key,
+            tables,
+            pid: 0,
+            transaction: None,
+            attempted: false,
+            found: None,
+            matters: false,
+        };
         Ok(Self::new(session, options.sql.mode, name, shared, part))
     }
 
-    /// Returns statements after which the server ends the session once it has been silent for this long. Both ends notice
-    /// in about the same time that the other host is gone.
+    /// Returns statements after which the server ends the session once it has been silent for this
+    /// long. Both ends notice in about the same time that the other host is gone.
     fn set_idle_limit(&mut self, limit: Duration) -> String {
         self.session.keep_alive(limit);
         self.idle_limit = limit;
@@ -61,12 +75,22 @@ impl PostgresLock {
         let seconds = |part: Duration| part.as_secs().max(1);
         let idle = match self.mode {
             SqlMode::Row => format!("SET idle_in_transaction_session_timeout = '{ms}ms';"),
-            _ if self.session.version >= IDLE_SESSION_TIMEOUT => format!("SET idle_session_timeout = '{ms}ms';"),
+            _ if self.session.version >= IDLE_SESSION_TIMEOUT => {
+                format!("SET idle_session_timeout = '{ms}ms';")
+            }
             _ => String::new(),
         };
-        let user_timeout = if self.session.version >= 120_000 { format!("SET tcp_user_timeout = '{ms}ms';") } else { String::new() };
+        let user_timeout = if self.session.version >= 120_000 {
+            format!("SET tcp_user_timeout = '{ms}ms';")
+        } else {
+            String::new()
+        };
         // A transaction lasts as long as its lock.
-        let whole = if self.session.version >= TRANSACTION_TIMEOUT { "SET transaction_timeout = 0;" } else { "" };
+        let whole = if self.session.version >= TRANSACTION_TIMEOUT {
+            "SET transaction_timeout = 0;"
+        } else {
+            ""
+        };
         format!(
             "{idle} {whole} {user_timeout} SET tcp_keepalives_idle = {}; SET tcp_keepalives_interval = {}; SET tcp_keepalives_count = 3;",
             seconds(limit / 3),
@@ -74,7 +98,8 @@ impl PostgresLock {
         )
     }
 
-    /// Asks for the lock once. Returns true if the session has the lock, also on a repeated request.
+    /// Asks for the lock once. Returns true if the session has the lock, also on a repeated
+    /// request.
     pub(super) async fn attempt(&mut self, ttl: Ttl) -> Result<bool> {
         let mut first = self.set_idle_limit(ttl.get());
         self.has = if self.mode == SqlMode::Row {
@@ -88,12 +113,22 @@ impl PostgresLock {
     }
 
     /// Runs the statement that counts the fence: over `side`, if this session is in a transaction.
-    pub(super) async fn count(&mut self, ttl: Ttl, fence: &str, side: Option<&mut PostgresSession>) -> Result<Vec<Row>> {
-        let first = if std::mem::take(&mut self.own.attempted) { String::new() } else { self.set_idle_limit(ttl.get()) };
+    pub(super) async fn count(
+        &mut self,
+        ttl: Ttl,
+        fence: &str,
+        side: Option<&mut PostgresSession>,
+    ) -> Result<Vec<Row>> {
+        let first = if std::mem::take(&mut self.own.attempted) {
+            String::new()
+        } else {
+            self.set_idle_limit(ttl.get())
+        };
         let rows = match side {
             Some(side) if first.is_empty() => side.run(fence).await?,
             Some(side) => {
-                // Both run at the same time: a fence that was counted for a session that is over is skipped.
+                // Both run at the same time: a fence that was counted for a session that is over is
+                // skipped.
                 let (ours, rows) = tokio::join!(self.session.run(&first), side.run(fence));
                 if let Err(error) = ours {
                     self.give_back().await?;
@@ -112,25 +147,41 @@ impl PostgresLock {
     }
 
     async fn lock_key(&mut self, first: &str) -> Result<bool> {
-        let sql = format!("SELECT pg_backend_pid(), pg_try_advisory_lock{}({})", self.suffix(), self.arguments());
-        let rows = self.session.run(&format!("{first}{}", self.of_name(&sql))).await?;
+        let sql = format!(
+            "SELECT pg_backend_pid(), pg_try_advisory_lock{}({})",
+            self.suffix(),
+            self.arguments()
+        );
+        let rows = self
+            .session
+            .run(&format!("{first}{}", self.of_name(&sql)))
+            .await?;
         self.read(&rows)
     }
 
-    /// Reads the number of the server's process, whether the session has the lock, and in which transaction.
+    /// Reads the number of the server's process, whether the session has the lock, and in which
+    /// transaction.
     fn read(&mut self, rows: &[Row]) -> Result<bool> {
         let row = rows.first().ok_or_else(no_row)?;
         let mut fields = Fields::of(row);
         self.own.pid = i32::try_from(fields.int()?).unwrap_or_default();
         let has = fields.flag()?;
-        self.own.transaction = if self.mode == SqlMode::Row { fields.int_or_null()? } else { None };
+        self.own.transaction = if self.mode == SqlMode::Row {
+            fields.int_or_null()?
+        } else {
+            None
+        };
         Ok(has)
     }
 
-    /// Locks the row in a transaction of its own, which ends if another session has the row. A reader ends it too if a writer waits.
+    /// Locks the row in a transaction of its own, which ends if another session has the row. A
+    /// reader ends it too if a writer waits.
     async fn lock_row(&mut self, first: &str) -> Result<bool> {
         let how = if self.shared {
-            format!("AND pg_try_advisory_xact_lock_shared({}) FOR SHARE", self.own.tables.reader_lock(&self.name))
+            format!(
+                "AND pg_try_advisory_xact_lock_shared({}) FOR SHARE",
+                self.own.tables.reader_lock(&self.name)
+            )
         } else {
             "FOR UPDATE".to_owned()
         };
@@ -138,7 +189,10 @@ impl PostgresLock {
             "SELECT pg_backend_pid(), locked.name IS NOT NULL, txid_current_if_assigned() FROM (SELECT 1) AS one
                LEFT JOIN (SELECT name FROM {{rows}} WHERE name = $1 {how} SKIP LOCKED) AS locked ON true",
         ));
-        let rows = self.session.run(&format!("{first}{}", self.of_name(&lock))).await;
+        let rows = self
+            .session
+            .run(&format!("{first}{}", self.of_name(&lock)))
+            .await;
         let rows = match rows {
             Ok(rows) => rows,
             Err(error) => {
@@ -159,12 +213,20 @@ impl PostgresLock {
         if self.mode != SqlMode::Row {
             return Ok(false);
         }
-        let sql = self.own.tables.fill("INSERT INTO {rows} (name) VALUES ($1) ON CONFLICT DO NOTHING RETURNING 1");
-        let made = !self.session.query(&sql, &[Value::Text(&self.name)]).await?.is_empty();
+        let sql = self
+            .own
+            .tables
+            .fill("INSERT INTO {rows} (name) VALUES ($1) ON CONFLICT DO NOTHING RETURNING 1");
+        let made = !self
+            .session
+            .query(&sql, &[Value::Text(&self.name)])
+            .await?
+            .is_empty();
         Ok(made)
     }
 
-    /// Waits in the server for the lock, at most for the given time. Returns true if the session has the lock then.
+    /// Waits in the server for the lock, at most for the given time. Returns true if the session
+    /// has the lock then.
     pub(super) async fn wait(&mut self, ttl: Ttl, at_most: Duration) -> Result<bool> {
         (self.blocked, self.own.attempted) = (true, false);
         let mut first = self.set_idle_limit(ttl.get().min(UNCLAIMED));
@@ -175,18 +237,37 @@ impl PostgresLock {
         let what = match self.mode {
             SqlMode::Row => {
                 let lock = if self.shared { "SHARE" } else { "UPDATE" };
-                let turn = format!("PERFORM pg_advisory_xact_lock{}({});", self.suffix(), self.own.tables.reader_lock(&self.name));
-                self.own.tables.fill(&format!("{turn} PERFORM 1 FROM {{rows}} WHERE name = $1 FOR {lock};"))
+                let turn = format!(
+                    "PERFORM pg_advisory_xact_lock{}({});",
+                    self.suffix(),
+                    self.own.tables.reader_lock(&self.name)
+                );
+                self.own.tables.fill(&format!(
+                    "{turn} PERFORM 1 FROM {{rows}} WHERE name = $1 FOR {lock};"
+                ))
             }
-            SqlMode::Lease | SqlMode::Advisory => format!("PERFORM pg_advisory_lock{}({});", self.suffix(), self.arguments()),
+            SqlMode::Lease | SqlMode::Advisory => format!(
+                "PERFORM pg_advisory_lock{}({});",
+                self.suffix(),
+                self.arguments()
+            ),
         };
         let queue_lock = self.own.tables.queue_lock(&self.name, self.session.pid());
         // All readers proceed as soon as one can.
-        let wait = if self.shares_row() { queued_for_row } else { queued };
+        let wait = if self.shares_row() {
+            queued_for_row
+        } else {
+            queued
+        };
         first.push_str(&wait(queue_lock, &self.of_name(&what), at_most, version));
-        let waited = if self.mode == SqlMode::Row { self.lock_row(&first).await } else { self.lock_key(&first).await };
+        let waited = if self.mode == SqlMode::Row {
+            self.lock_row(&first).await
+        } else {
+            self.lock_key(&first).await
+        };
         self.has = match waited {
-            // The transaction is aborted. A session may have got an advisory lock in that instant: see below.
+            // The transaction is aborted. A session may have got an advisory lock in that instant:
+            // see below.
             Err(error) if failure::is_cancelled(&error) && self.mode == SqlMode::Row => false,
             Err(error) if failure::is_cancelled(&error) => self.lock_key("").await?,
             waited => waited?,
@@ -195,24 +276,40 @@ impl PostgresLock {
         Ok(self.has)
     }
 
-    /// Returns the server's time in µs and the break of the hold with this fence, or `None` if the hold is over. The statement keeps the
-    /// session for its idle limit, or sets another one. In `mode=row` a failed statement ends the transaction and the hold.
+    /// Returns the server's time in µs and the break of the hold with this fence, or `None` if the
+    /// hold is over. The statement keeps the session for its idle limit, or sets another one. In
+    /// `mode=row` a failed statement ends the transaction and the hold.
     ///
     /// # Errors
-    /// Also if the server is read-only: another one may serve the other clients by now, and its locks do not exclude this one.
-    pub(super) async fn extend(&mut self, fence: Fence, idle_limit: Option<Duration>) -> Result<Option<(i64, Option<Break>)>> {
-        let first = idle_limit.map(|limit| self.set_idle_limit(limit)).unwrap_or_default();
+    /// Also if the server is read-only: another one may serve the other clients by now, and its
+    /// locks do not exclude this one.
+    pub(super) async fn extend(
+        &mut self,
+        fence: Fence,
+        idle_limit: Option<Duration>,
+    ) -> Result<Option<(i64, Option<Break>)>> {
+        let first = idle_limit
+            .map(|limit| self.set_idle_limit(limit))
+            .unwrap_or_default();
         let sql = self.own.tables.fill(
             "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us,
                     current_setting('default_transaction_read_only') = 'on', m.mark, m.seen
                FROM (SELECT 1) AS one LEFT JOIN {marks} AS m ON m.name = $1 AND m.fence = $2",
         );
-        let sql = fill(&sql, &[Value::Text(&self.name), Value::Int(fence_int(fence))]);
+        let sql = fill(
+            &sql,
+            &[Value::Text(&self.name), Value::Int(fence_int(fence))],
+        );
         let read = |rows: Vec<Row>| {
             let mut fields = Fields::of(rows.first().ok_or_else(no_row)?);
             Ok((fields.int()?, fields.flag()?, fields.mark()?))
         };
-        match self.session.run(&format!("{first}{sql}")).await.and_then(read) {
+        match self
+            .session
+            .run(&format!("{first}{sql}"))
+            .await
+            .and_then(read)
+        {
             Ok((_, true, _)) => Err(failure::read_only()),
             Ok((now_us, false, mark)) => Ok(Some((now_us, mark))),
             Err(_) if self.mode == SqlMode::Row => Ok(None),
@@ -225,7 +322,11 @@ impl PostgresLock {
         self.has = false;
         match self.mode {
             SqlMode::Row => {
-                let unlock = if self.shares_row() { "; SELECT pg_advisory_unlock_all()" } else { "" };
+                let unlock = if self.shares_row() {
+                    "; SELECT pg_advisory_unlock_all()"
+                } else {
+                    ""
+                };
                 self.session.run(&format!("ROLLBACK{unlock}")).await?;
             }
             SqlMode::Lease | SqlMode::Advisory => {
@@ -235,9 +336,13 @@ impl PostgresLock {
         Ok(())
     }
 
-    /// Records how this hold and its run ended, and gives the lock back. A failure to record keeps no lock: the next holder only
-    /// waits a moment without need.
-    pub(super) async fn end(&mut self, (hold, fence): (&str, Fence), info: &ReleaseInfo) -> Result<()> {
+    /// Records how this hold and its run ended, and gives the lock back. A failure to record keeps
+    /// no lock: the next holder only waits a moment without need.
+    pub(super) async fn end(
+        &mut self,
+        (hold, fence): (&str, Fence),
+        info: &ReleaseInfo,
+    ) -> Result<()> {
         self.has = false;
         let how = info.end.as_ref().map(ToString::to_string);
         let outcome = match info.run_state {
@@ -248,11 +353,23 @@ impl PostgresLock {
             ),
             None => String::new(),
         };
-        let why = info.why.as_deref().map(|why| self.session.words(why).into_owned());
+        let why = info
+            .why
+            .as_deref()
+            .map(|why| self.session.words(why).into_owned());
         let say = |remembers: bool| {
             let sql = include_str!("sql/end_hold.sql")
-                .replace("{remembered}", &part(remembers, include_str!("sql/remember.sql")))
-                .replace("{trimmed}", &part(remembers && fence.0.is_multiple_of(4), include_str!("sql/trimmed.sql")))
+                .replace(
+                    "{remembered}",
+                    &part(remembers, include_str!("sql/remember.sql")),
+                )
+                .replace(
+                    "{trimmed}",
+                    &part(
+                        remembers && fence.0.is_multiple_of(4),
+                        include_str!("sql/trimmed.sql"),
+                    ),
+                )
                 .replace("{became}", &outcome);
             let values = [
                 Value::Text(&self.name),
@@ -264,11 +381,19 @@ impl PostgresLock {
             fill(&self.own.tables.fill(&sql), &values)
         };
         // The release waits for the server's disk only if later runs depend on the record.
-        let lazily = if self.own.matters { "" } else { "SET LOCAL synchronous_commit = off;" };
+        let lazily = if self.own.matters {
+            ""
+        } else {
+            "SET LOCAL synchronous_commit = off;"
+        };
         let (begin, again, end) = match self.mode {
             // In the transaction that has the lock, so that all changes become visible at once.
             SqlMode::Row => ("SAVEPOINT had;", "ROLLBACK TO had;", "COMMIT"),
-            SqlMode::Lease | SqlMode::Advisory => ("BEGIN;", "ROLLBACK; BEGIN;", "COMMIT; SELECT pg_advisory_unlock_all()"),
+            SqlMode::Lease | SqlMode::Advisory => (
+                "BEGIN;",
+                "ROLLBACK; BEGIN;",
+                "COMMIT; SELECT pg_advisory_unlock_all()",
+            ),
         };
         let mut ways = vec![format!("{begin} {lazily} {}; {end}", say(how.is_some()))];
         if how.is_some() {

@@ -13,7 +13,10 @@ pub(in crate::backends) const ADVISORY: [Library; 3] = [
         "SELECT pg_advisory_lock({name});",
         "pg_advisory_lock_shared goes together with dlock's readers (-s)",
     ),
-    Library::strange("hashtext('NAME')", "another number: give it to dlock, as ?pg_key= with the result of SELECT hashtext('NAME')"),
+    Library::strange(
+        "hashtext('NAME')",
+        "another number: give it to dlock, as ?pg_key= with the result of SELECT hashtext('NAME')",
+    ),
     Library::strange(
         "with_advisory_lock, Symfony Lock and others that hash by themselves",
         "another number: give it to dlock, as ?pg_key=NUMBER, or ?pg_key=A,B for two",
@@ -32,7 +35,12 @@ pub fn sharing(options: &PostgresOptions, key: &Key) -> Sharing {
 /// Returns the arguments of `pg_advisory_lock` with `mode=advisory`, as SQL.
 pub(super) fn advisory_name(options: &PostgresOptions, key: &Key) -> String {
     match options.advisory_key {
-        None => format!("hashtextextended('{}', 0)", sql::Names::new(&options.sql.namespace).of(key).replace('\'', "''")),
+        None => format!(
+            "hashtextextended('{}', 0)",
+            sql::Names::new(&options.sql.namespace)
+                .of(key)
+                .replace('\'', "''")
+        ),
         Some(AdvisoryKey::One(key)) => key.to_string(),
         Some(AdvisoryKey::Two(first, second)) => format!("{first}, {second}"),
     }

@@ -1,6 +1,8 @@
-//! Fills values into statements: sqlx prepares a statement with parameters, which costs one more round trip.
+//! Fills values into statements: sqlx prepares a statement with parameters, which costs one more
+//! round trip.
 //!
-//! No value can end its literal, or a dollar-quoted body around it, under any settings of the server.
+//! No value can end its literal, or a dollar-quoted body around it, under any settings of the
+//! server.
 
 use std::fmt::Write as _;
 
@@ -66,7 +68,8 @@ pub(super) fn literal(value: Value<'_>) -> String {
     out
 }
 
-/// Writes a literal with escapes, which no setting changes. Characters beyond ASCII need no escape: the session speaks UTF-8.
+/// Writes a literal with escapes, which no setting changes. Characters beyond ASCII need no escape:
+/// the session speaks UTF-8.
 fn quote(out: &mut String, text: &str) {
     out.push_str("E'");
     for c in text.chars() {
@@ -79,20 +82,32 @@ fn quote(out: &mut String, text: &str) {
     out.push_str("'::text");
 }
 
-/// Returns a statement with the nth value for each `$n`, without its comments. `$n` in a value is left alone.
+/// Returns a statement with the nth value for each `$n`, without its comments. `$n` in a value is
+/// left alone.
 ///
 /// # Panics
 /// If a value is missing, which is a mistake in a statement of dlock.
 pub(super) fn fill(sql: &str, values: &[Value<'_>]) -> String {
     let mut out = String::with_capacity(sql.len() * 2);
-    for line in sql.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("--")) {
+    for line in sql
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with("--"))
+    {
         let mut parts = line.split('$');
         out.push_str(parts.next().unwrap_or_default());
         for part in parts {
-            let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+            let digits = part
+                .find(|c: char| !c.is_ascii_digit())
+                .unwrap_or(part.len());
             let (number, rest) = part.split_at(digits);
-            let value = number.parse().ok().and_then(|number: usize| values.get(number.checked_sub(1)?));
-            value.unwrap_or_else(|| panic!("no value for ${number}")).write(&mut out);
+            let value = number
+                .parse()
+                .ok()
+                .and_then(|number: usize| values.get(number.checked_sub(1)?));
+            value
+                .unwrap_or_else(|| panic!("no value for ${number}"))
+                .write(&mut out);
             out.push_str(rest);
         }
         out.push('\n');
@@ -129,13 +144,22 @@ mod tests {
 
     #[test]
     fn values_replace_their_numbers() {
-        let values: Vec<_> = (1..=10).map(Value::Int).chain([Value::Text("$1 '; --"), Value::Maybe(None), Value::Pid(-7)]).collect();
+        let values: Vec<_> = (1..=10)
+            .map(Value::Int)
+            .chain([Value::Text("$1 '; --"), Value::Maybe(None), Value::Pid(-7)])
+            .collect();
         assert_eq!(
-            fill("-- $1 a comment\n  SELECT $1,$10\n\n  , $11, $12,$13;", &values),
+            fill(
+                "-- $1 a comment\n  SELECT $1,$10\n\n  , $11, $12,$13;",
+                &values
+            ),
             "SELECT '1'::bigint,'10'::bigint\n, E'\\x241 \\x27; --'::text, NULL::text,'-7'::integer;\n"
         );
         let texts = ["a".to_owned(), "b'".to_owned()];
-        assert_eq!(fill("$1 $2", &[Value::Texts(&texts), Value::Bool(true)]), "ARRAY[E'a'::text,E'b\\x27'::text]::text[] true\n");
+        assert_eq!(
+            fill("$1 $2", &[Value::Texts(&texts), Value::Bool(true)]),
+            "ARRAY[E'a'::text,E'b\\x27'::text]::text[] true\n"
+        );
     }
 
     proptest! {

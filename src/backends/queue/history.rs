@@ -22,7 +22,8 @@ pub struct SkipRecord {
     pub at_ms: u64,
 }
 
-/// Returns the history entry of a hold that is released now, without the time of its end; `None` if nothing was done under it.
+/// Returns the history entry of a hold that is released now, without the time of its end; `None` if
+/// nothing was done under it.
 ///
 /// The release of the last nested hold also releases the outer hold.
 pub fn released(
@@ -32,18 +33,32 @@ pub fn released(
     started_ms: Option<u64>,
     metadata: Option<Metadata>,
 ) -> Option<HistoryEntry> {
-    let end = info.end.clone().or_else(|| is_nested.then_some(End::Released))?;
-    Some(HistoryEntry { fence: Some(fence), started_ms, ended_ms: None, end, why: info.why.clone(), metadata })
+    let end = info
+        .end
+        .clone()
+        .or_else(|| is_nested.then_some(End::Released))?;
+    Some(HistoryEntry {
+        fence: Some(fence),
+        started_ms,
+        ended_ms: None,
+        end,
+        why: info.why.clone(),
+        metadata,
+    })
 }
 
-/// Returns the fence up to which records of vanished holders can move to the history, if there are many. `vanished` has the records and
-/// their fences.
+/// Returns the fence up to which records of vanished holders can move to the history, if there are
+/// many. `vanished` has the records and their fences.
 ///
-/// The newest record that is no reader's stays. While that record exists, each successor waits out the drain delay for all of them.
+/// The newest record that is no reader's stays. While that record exists, each successor waits out
+/// the drain delay for all of them.
 pub fn outdated<'a>(vanished: impl Iterator<Item = (&'a HoldRecord, Fence)>) -> Option<Fence> {
     let all: Vec<_> = vanished.collect();
     if all.len() <= SPARE {
         return None;
     }
-    all.into_iter().filter(|(record, _)| record.is_hold && record.mode != Mode::Shared).map(|(_, fence)| fence).max()
+    all.into_iter()
+        .filter(|(record, _)| record.is_hold && record.mode != Mode::Shared)
+        .map(|(_, fence)| fence)
+        .max()
 }

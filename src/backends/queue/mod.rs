@@ -1,12 +1,18 @@
-//! The queue of a lock in a store that keeps one entry for each contender, in order of arrival: etcd and ZooKeeper.
+//! The queue of a lock in a store that keeps one entry for each contender, in order of arrival:
+//! etcd and ZooKeeper.
 //!
-//! The store reads the contenders and their grants. This module decides the rules, without I/O and without a clock:
-//! - An exclusive contender waits for each contender in front of it, a reader for each one that is no reader.
-//! - A permit is granted as soon as there is room for all that wait in front of it and for itself, in whichever order they ask. Held
-//!   permits are counted, not their numbers: a lower number of permits applies to the contenders that ask for it.
-//! - A contender without a record belongs to another library. Its position tells whether it holds the lock.
+//! The store reads the contenders and their grants. This module decides the rules, without I/O and
+//! without a clock:
+//! - An exclusive contender waits for each contender in front of it, a reader for each one that is
+//!   no reader.
+//! - A permit is granted as soon as there is room for all that wait in front of it and for itself,
+//!   in whichever order they ask. Held permits are counted, not their numbers: a lower number of
+//!   permits applies to the contenders that ask for it.
+//! - A contender without a record belongs to another library. Its position tells whether it holds
+//!   the lock.
 //!
-//! [`record`] has the records that both stores write next to their contenders, [`history`] those of ended holds and skips.
+//! [`record`] has the records that both stores write next to their contenders, [`history`] those of
+//! ended holds and skips.
 
 pub mod history;
 #[cfg(test)]
@@ -47,7 +53,8 @@ impl Contender {
     }
 }
 
-/// All contenders of a lock, in order of arrival. Positions count from 0; a contender still to come has [`Contenders::len`].
+/// All contenders of a lock, in order of arrival. Positions count from 0; a contender still to come
+/// has [`Contenders::len`].
 #[derive(Clone, Debug, Default)]
 pub struct Contenders {
     all: Vec<Contender>,
@@ -82,21 +89,33 @@ impl Contenders {
         self.permits.len()
     }
 
-    /// Returns the last contender in front of `at` that blocks one of `mode`, however many permits there are.
+    /// Returns the last contender in front of `at` that blocks one of `mode`, however many permits
+    /// there are.
     pub fn blocker(&self, mode: Mode, at: usize) -> Option<usize> {
-        self.all[..at].iter().rposition(|other| !go_together(mode, other.mode))
+        self.all[..at]
+            .iter()
+            .rposition(|other| !go_together(mode, other.mode))
     }
 
-    /// Whether one of `mode` can have the lock at this position, as far as the other contenders matter.
+    /// Whether one of `mode` can have the lock at this position, as far as the other contenders
+    /// matter.
     pub fn may_hold(&self, mode: Mode, at: usize) -> bool {
         if self.blocker(mode, at).is_some() {
             return false;
         }
-        let Mode::Permits(most) = mode else { return true };
+        let Mode::Permits(most) = mode else {
+            return true;
+        };
         // A contender whose number was deleted from outside may still be running.
-        let held = self.permits.len().max(self.all.iter().filter(|one| one.has_permit()).count());
+        let held = self
+            .permits
+            .len()
+            .max(self.all.iter().filter(|one| one.has_permit()).count());
         let own = usize::from(self.all.get(at).is_some_and(|own| own.has_permit()));
-        let waiting = self.all[..at].iter().filter(|one| one.waits_for_permit()).count();
+        let waiting = self.all[..at]
+            .iter()
+            .filter(|one| one.waits_for_permit())
+            .count();
         held.saturating_sub(own) + waiting < usize::try_from(most).unwrap_or(usize::MAX)
     }
 
@@ -104,17 +123,29 @@ impl Contenders {
     pub fn free_number(&self) -> u32 {
         let mut taken = self.permits.clone();
         taken.sort_unstable();
-        taken.into_iter().fold(0, |free, number| if number == free { free + 1 } else { free })
+        taken.into_iter().fold(
+            0,
+            |free, number| if number == free { free + 1 } else { free },
+        )
     }
 
-    /// Returns the event that one of `mode` waits for at this position, while it can't have the lock.
+    /// Returns the event that one of `mode` waits for at this position, while it can't have the
+    /// lock.
     ///
-    /// Only the first of the waiters for permits waits for held permits. Each other one waits for the one in front of it. So one released
-    /// permit wakes one waiter. A waiter that asks for more permits than all in front of it may be next while they are not.
+    /// Only the first of the waiters for permits waits for held permits. Each other one waits for
+    /// the one in front of it. So one released permit wakes one waiter. A waiter that asks for more
+    /// permits than all in front of it may be next while they are not.
     pub fn awaited(&self, mode: Mode, at: usize) -> Awaited {
         let blocker = self.blocker(mode, at);
-        let Mode::Permits(most) = mode else { return Awaited { contender: blocker, permits: false } };
-        let fewer = |one: &Contender| !one.waits_for_permit() || matches!(one.mode, Mode::Permits(other) if other < most);
+        let Mode::Permits(most) = mode else {
+            return Awaited {
+                contender: blocker,
+                permits: false,
+            };
+        };
+        let fewer = |one: &Contender| {
+            !one.waits_for_permit() || matches!(one.mode, Mode::Permits(other) if other < most)
+        };
         Awaited {
             // A contender in between may have been granted a permit out of turn.
             contender: self.all[..at].iter().rposition(|one| !one.has_permit()),
@@ -125,7 +156,10 @@ impl Contenders {
     /// Whether the contender at this position has the lock.
     pub fn holds(&self, at: usize) -> bool {
         match self.all[at] {
-            Contender { state: GrantEvidence::Waits, .. } => false,
+            Contender {
+                state: GrantEvidence::Waits,
+                ..
+            } => false,
             one if is_permit(one.mode) => one.has_permit(),
             one => self.blocker(one.mode, at).is_none(),
         }
@@ -143,7 +177,8 @@ impl Contenders {
 
     /// Returns its position among the waiters, from 1.
     pub fn position(&self, at: usize) -> u32 {
-        u32::try_from(self.waiters().take_while(|waiter| *waiter < at).count() + 1).unwrap_or(u32::MAX)
+        u32::try_from(self.waiters().take_while(|waiter| *waiter < at).count() + 1)
+            .unwrap_or(u32::MAX)
     }
 
     /// Whether the contender waits by its record, as dlock's waiters do.
@@ -151,14 +186,19 @@ impl Contenders {
         self.all[at].state == GrantEvidence::Waits
     }
 
-    /// Whether an exclusive holder has the lock: a dead waiter then delays no other waiter, and may only be slow.
+    /// Whether an exclusive holder has the lock: a dead waiter then delays no other waiter, and may
+    /// only be slow.
     pub fn is_held_alone(&self) -> bool {
-        self.all.first().is_some_and(|first| first.mode == Mode::Exclusive) && self.holds(0)
+        self.all
+            .first()
+            .is_some_and(|first| first.mode == Mode::Exclusive)
+            && self.holds(0)
     }
 
     /// Whether only waiters block one of `mode`.
     pub fn only_waiters_block(&self, mode: Mode) -> bool {
-        self.holders().all(|at| is_permit(mode) && is_permit(self.all[at].mode))
+        self.holders()
+            .all(|at| is_permit(mode) && is_permit(self.all[at].mode))
     }
 }
 
@@ -166,15 +206,29 @@ fn is_permit(mode: Mode) -> bool {
     matches!(mode, Mode::Permits(_))
 }
 
-/// Whether holds of two modes can exist at the same time. For permits that also depends on their number.
+/// Whether holds of two modes can exist at the same time. For permits that also depends on their
+/// number.
 pub fn go_together(one: Mode, other: Mode) -> bool {
     one == Mode::Shared && other == Mode::Shared || is_permit(one) && is_permit(other)
 }
 
-/// Returns the answer to a request of `mode` that is not granted. Only the `next` one in the queue can tell when the lock will be free.
+/// Returns the answer to a request of `mode` that is not granted. Only the `next` one in the queue
+/// can tell when the lock will be free.
 pub fn busy(mode: Mode, holders: Vec<Holder>, position: Option<u32>, next: bool) -> Busy {
     let ends: Option<Vec<Duration>> = holders.iter().map(|holder| holder.expires_in).collect();
     // The first permit to be released is enough.
-    let end = |ends: Vec<Duration>| if is_permit(mode) { ends.into_iter().min() } else { ends.into_iter().max() };
-    Busy { expires_in: ends.and_then(end).filter(|_| next), notifies: true, transient: holders.is_empty(), position, holders }
+    let end = |ends: Vec<Duration>| {
+        if is_permit(mode) {
+            ends.into_iter().min()
+        } else {
+            ends.into_iter().max()
+        }
+    };
+    Busy {
+        expires_in: ends.and_then(end).filter(|_| next),
+        notifies: true,
+        transient: holders.is_empty(),
+        position,
+        holders,
+    }
 }

@@ -1,13 +1,15 @@
-//! Every order of the steps of a few contenders of the queue, with the real rules: dead waiters, slow waiters that are taken for dead, lost
-//! watches.
+//! Every order of the steps of a few contenders of the queue, with the real rules: dead waiters,
+//! slow waiters that are taken for dead, lost watches.
 //!
-//! **What it shows.** No two incompatible holds are granted. When no more steps are possible, each contender that is alive has had the
-//! lock: no waiter is stuck behind contenders that are gone.
+//! **What it shows.** No two incompatible holds are granted. When no more steps are possible, each
+//! contender that is alive has had the lock: no waiter is stuck behind contenders that are gone.
 //!
-//! **The model.** The store keeps the entries in order of arrival, and does each step of a contender at once. A contender looks. Then it
-//! either asks for the lock by that look, or watches the entry from [`Contenders::awaited`]. The entry of a dead contender stays until its
-//! lease ends, at any time, or until the queue monitor removes it if it waits. The graph of states has no cycle, so
-//! "eventually" is checked in each state without a next one; the checker's own `eventually` does not follow paths that join.
+//! **The model.** The store keeps the entries in order of arrival, and does each step of a
+//! contender at once. A contender looks. Then it either asks for the lock by that look, or watches
+//! the entry from [`Contenders::awaited`]. The entry of a dead contender stays until its lease
+//! ends, at any time, or until the queue monitor removes it if it waits. The graph of states has no
+//! cycle, so "eventually" is checked in each state without a next one; the checker's own
+//! `eventually` does not follow paths that join.
 
 mod tests;
 
@@ -36,7 +38,8 @@ enum Precaution {
     CompareRecord,
     /// A grant of a permit compares that no other permit was granted since the look.
     ComparePermits,
-    /// A writer behind a writer is granted the lock without another look only if the other one held and released it.
+    /// A writer behind a writer is granted the lock without another look only if the other one held
+    /// and released it.
     CompareRelease,
 }
 
@@ -47,7 +50,10 @@ struct QueueModel {
     left_out: Option<Precaution>,
 }
 
-const RULE: QueueModel = QueueModel { watching: WatchStart::AtTheLook, left_out: None };
+const RULE: QueueModel = QueueModel {
+    watching: WatchStart::AtTheLook,
+    left_out: None,
+};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ModelEntry {
@@ -58,8 +64,8 @@ struct ModelEntry {
     permit: Option<u32>,
 }
 
-/// The result of a look: an entry, whether it was granted, whether both it and the waiter are writers, and how often permits were taken and
-/// released.
+/// The result of a look: an entry, whether it was granted, whether both it and the waiter are
+/// writers, and how often permits were taken and released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ModelLook {
     contender: Option<(u8, bool)>,
@@ -147,28 +153,59 @@ impl QueueModelState {
     }
 
     fn contenders(&self) -> Contenders {
-        let state = |entry: &ModelEntry| if entry.is_granted { GrantEvidence::Granted } else { GrantEvidence::Waits };
-        let all = self.entries.iter().map(|entry| Contender { mode: self.mode(entry.client), state: state(entry) }).collect();
-        Contenders::new(all, self.entries.iter().filter_map(|entry| entry.permit).collect())
+        let state = |entry: &ModelEntry| {
+            if entry.is_granted {
+                GrantEvidence::Granted
+            } else {
+                GrantEvidence::Waits
+            }
+        };
+        let all = self
+            .entries
+            .iter()
+            .map(|entry| Contender {
+                mode: self.mode(entry.client),
+                state: state(entry),
+            })
+            .collect();
+        Contenders::new(
+            all,
+            self.entries
+                .iter()
+                .filter_map(|entry| entry.permit)
+                .collect(),
+        )
     }
 
     fn find(&self, created: u8) -> Option<usize> {
-        self.entries.iter().position(|entry| entry.created == created)
+        self.entries
+            .iter()
+            .position(|entry| entry.created == created)
     }
 
     /// What a waiter at this place waits for, as it is now.
     fn awaited(&self, contenders: &Contenders, at: usize) -> ModelLook {
-        let Awaited { contender, permits } = contenders.awaited(self.mode(self.entries[at].client), at);
-        let modes = [Some(at), contender].map(|entry| entry.map(|entry| self.mode(self.entries[entry].client)));
-        let contender = contender.map(|other| (self.entries[other].created, self.entries[other].is_granted));
-        ModelLook { contender, writers: modes == [Some(Mode::Exclusive); 2], permits, taken: self.taken, returned: self.returned }
+        let Awaited { contender, permits } =
+            contenders.awaited(self.mode(self.entries[at].client), at);
+        let modes = [Some(at), contender]
+            .map(|entry| entry.map(|entry| self.mode(self.entries[entry].client)));
+        let contender =
+            contender.map(|other| (self.entries[other].created, self.entries[other].is_granted));
+        ModelLook {
+            contender,
+            writers: modes == [Some(Mode::Exclusive); 2],
+            permits,
+            taken: self.taken,
+            returned: self.returned,
+        }
     }
 
     /// Whether the watched state has changed so that the watcher is notified.
     fn has_changed(&self, mode: Mode, seen: ModelLook) -> bool {
         let of_permits = matches!(mode, Mode::Permits(_));
         let contender = seen.contender.is_some_and(|(created, was_granted)| {
-            self.find(created).is_none_or(|at| of_permits && self.entries[at].is_granted != was_granted)
+            self.find(created)
+                .is_none_or(|at| of_permits && self.entries[at].is_granted != was_granted)
         });
         contender || seen.permits && self.returned != seen.returned
     }
@@ -183,22 +220,32 @@ impl QueueModelState {
     fn holding(&self) -> Vec<Mode> {
         let holds = |client: &usize| match self.clients[*client] {
             ModelClient::Holds(_) => true,
-            ModelClient::Dead(created) => self.find(created).is_some_and(|at| self.entries[at].is_granted),
+            ModelClient::Dead(created) => self
+                .find(created)
+                .is_some_and(|at| self.entries[at].is_granted),
             _ => false,
         };
-        (0..self.clients.len()).filter(holds).map(|client| self.mode(client)).collect()
+        (0..self.clients.len())
+            .filter(holds)
+            .map(|client| self.mode(client))
+            .collect()
     }
 
     fn go_together(&self) -> bool {
         let holding = self.holding();
         let permits = |mode: &Mode| matches!(mode, Mode::Permits(_)) && !self.is_one_too_many;
-        holding.len() <= 1 || holding.iter().all(|mode| *mode == Mode::Shared) || holding.iter().all(permits)
+        holding.len() <= 1
+            || holding.iter().all(|mode| *mode == Mode::Shared)
+            || holding.iter().all(permits)
     }
 }
 
 impl QueueModel {
     const fn without(self, precaution: Precaution) -> Self {
-        Self { left_out: Some(precaution), ..self }
+        Self {
+            left_out: Some(precaution),
+            ..self
+        }
     }
 
     fn has(self, precaution: Precaution) -> bool {
@@ -207,8 +254,11 @@ impl QueueModel {
 
     /// Continues after a change of the watched state.
     fn wake(self, state: &mut QueueModelState, i: usize, created: u8, seen: ModelLook) {
-        let is_released = |(other, _): (u8, bool)| state.released == Some(other) || !self.has(Precaution::CompareRelease);
-        if state.find(created).is_some() && seen.writers && seen.contender.is_some_and(is_released) {
+        let is_released = |(other, _): (u8, bool)| {
+            state.released == Some(other) || !self.has(Precaution::CompareRelease)
+        };
+        if state.find(created).is_some() && seen.writers && seen.contender.is_some_and(is_released)
+        {
             self.ask(state, i, created, seen.taken);
         } else {
             self.look(state, i, created);
@@ -226,7 +276,11 @@ impl QueueModel {
             ModelClient::Asks(created, state.taken)
         } else {
             let seen = state.awaited(&contenders, at);
-            if self.watching == WatchStart::AtTheLook { ModelClient::Watches(created, seen) } else { ModelClient::Chose(created, seen) }
+            if self.watching == WatchStart::AtTheLook {
+                ModelClient::Watches(created, seen)
+            } else {
+                ModelClient::Chose(created, seen)
+            }
         };
     }
 
@@ -256,12 +310,20 @@ impl QueueModel {
         match action {
             QueueStep::Join(i) => {
                 let created = last.arrived;
-                next.entries.push(ModelEntry { client: i, created, is_granted: false, permit: None });
+                next.entries.push(ModelEntry {
+                    client: i,
+                    created,
+                    is_granted: false,
+                    permit: None,
+                });
                 next.arrived += 1;
                 next.clients[i] = ModelClient::Looks(created);
                 // Contenders with the same request are alike: they come one after the other.
-                let alike = (0..i).any(|other| last.clients[other] == ModelClient::Out && last.mode(other) == last.mode(i));
-                last.clients[i] == ModelClient::Anew || last.clients[i] == ModelClient::Out && !alike
+                let alike = (0..i).any(|other| {
+                    last.clients[other] == ModelClient::Out && last.mode(other) == last.mode(i)
+                });
+                last.clients[i] == ModelClient::Anew
+                    || last.clients[i] == ModelClient::Out && !alike
             }
             QueueStep::Look(i) => match last.clients[i] {
                 // A contender whose own entry is gone is notified too.
@@ -269,7 +331,9 @@ impl QueueModel {
                     self.look(next, i, created);
                     true
                 }
-                ModelClient::Watches(created, seen) if last.find(created).is_none() || last.has_changed(last.mode(i), seen) => {
+                ModelClient::Watches(created, seen)
+                    if last.find(created).is_none() || last.has_changed(last.mode(i), seen) =>
+                {
                     self.wake(next, i, created, seen);
                     true
                 }
@@ -284,10 +348,13 @@ impl QueueModel {
             },
             QueueStep::Watch(i) => match last.clients[i] {
                 ModelClient::Chose(created, seen) => {
-                    let compared = self.watching == WatchStart::AndCompare && last.has_changed(last.mode(i), seen);
+                    let compared = self.watching == WatchStart::AndCompare
+                        && last.has_changed(last.mode(i), seen);
                     next.clients[i] = match last.find(created) {
                         Some(_) if compared => ModelClient::Looks(created),
-                        Some(_) if self.watching == WatchStart::Later => ModelClient::Watches(created, now_of(last, seen)),
+                        Some(_) if self.watching == WatchStart::Later => {
+                            ModelClient::Watches(created, now_of(last, seen))
+                        }
                         _ => ModelClient::Watches(created, seen),
                     };
                     true
@@ -338,9 +405,14 @@ impl QueueModel {
                 _ => false,
             },
             QueueStep::Judge(i) => {
-                let Some(at) = last.entries.iter().position(|entry| entry.client == i) else { return false };
+                let Some(at) = last.entries.iter().position(|entry| entry.client == i) else {
+                    return false;
+                };
                 let is_slow = !matches!(last.clients[i], ModelClient::Dead(_));
-                if last.judged.is_some() || !last.contenders().waits(at) || is_slow && last.mistakes == 0 {
+                if last.judged.is_some()
+                    || !last.contenders().waits(at)
+                    || is_slow && last.mistakes == 0
+                {
                     return false;
                 }
                 next.judged = Some(last.entries[at].created);
@@ -348,8 +420,14 @@ impl QueueModel {
                 true
             }
             QueueStep::Remove => {
-                let Some(created) = next.judged.take() else { return false };
-                if !self.has(Precaution::CompareRecord) || last.find(created).is_some_and(|at| !last.entries[at].is_granted) {
+                let Some(created) = next.judged.take() else {
+                    return false;
+                };
+                if !self.has(Precaution::CompareRecord)
+                    || last
+                        .find(created)
+                        .is_some_and(|at| !last.entries[at].is_granted)
+                {
                     next.remove(created);
                 }
                 true
@@ -360,9 +438,21 @@ impl QueueModel {
 
 /// The same to be watched from now on, whatever became of it meanwhile.
 fn now_of(state: &QueueModelState, seen: ModelLook) -> ModelLook {
-    let contender = seen.contender.map(|(created, was)| (created, state.find(created).map_or(was, |at| state.entries[at].is_granted)));
+    let contender = seen.contender.map(|(created, was)| {
+        (
+            created,
+            state
+                .find(created)
+                .map_or(was, |at| state.entries[at].is_granted),
+        )
+    });
     let contender = contender.filter(|(created, _)| state.find(*created).is_some());
-    ModelLook { contender, taken: state.taken, returned: state.returned, ..seen }
+    ModelLook {
+        contender,
+        taken: state.taken,
+        returned: state.returned,
+        ..seen
+    }
 }
 
 impl Model for QueueModel {
@@ -390,7 +480,12 @@ impl Model for QueueModel {
     fn actions(&self, state: &QueueModelState, actions: &mut Vec<QueueStep>) {
         use QueueStep::{Ask, Die, Expire, Join, Judge, Leave, Look, LookAgain, Lose, Watch};
         for client in 0..state.clients.len() {
-            actions.extend([Join, Look, Ask, Watch, Lose, LookAgain, Leave, Die, Expire, Judge].map(|of| of(client)));
+            actions.extend(
+                [
+                    Join, Look, Ask, Watch, Lose, LookAgain, Leave, Die, Expire, Judge,
+                ]
+                .map(|of| of(client)),
+            );
         }
         actions.push(QueueStep::Remove);
     }
@@ -402,18 +497,36 @@ impl Model for QueueModel {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("holds go together", |_, state: &QueueModelState| state.go_together()),
-            Property::always("a grant is a hold by the rules", |_, state: &QueueModelState| {
-                let contenders = state.contenders();
-                (0..state.entries.len()).all(|at| !state.entries[at].is_granted || contenders.holds(at))
+            Property::always("holds go together", |_, state: &QueueModelState| {
+                state.go_together()
             }),
+            Property::always(
+                "a grant is a hold by the rules",
+                |_, state: &QueueModelState| {
+                    let contenders = state.contenders();
+                    (0..state.entries.len())
+                        .all(|at| !state.entries[at].is_granted || contenders.holds(at))
+                },
+            ),
             Property::always("none is stuck", |queue, state: &QueueModelState| {
-                let is_over = |client: &ModelClient| matches!(client, ModelClient::Done | ModelClient::Dead(_));
+                let is_over = |client: &ModelClient| {
+                    matches!(client, ModelClient::Done | ModelClient::Dead(_))
+                };
                 state.clients.iter().all(is_over) || !queue.next_states(state).is_empty()
             }),
-            Property::sometimes("one died as holder and one was removed by mistake", |_, state: &QueueModelState| {
-                state.deaths == 0 && state.mistakes == 0 && state.clients.iter().filter(|client| **client == ModelClient::Done).count() == 2
-            }),
+            Property::sometimes(
+                "one died as holder and one was removed by mistake",
+                |_, state: &QueueModelState| {
+                    state.deaths == 0
+                        && state.mistakes == 0
+                        && state
+                            .clients
+                            .iter()
+                            .filter(|client| **client == ModelClient::Done)
+                            .count()
+                            == 2
+                },
+            ),
         ]
     }
 }

@@ -1,21 +1,26 @@
-//! The data that dlock writes for a contender: its value, its record, and the lock's run records. JSON, whose short names are part
-//! of the layout.
+//! The data that dlock writes for a contender: its value, its record, and the lock's run records.
+//! JSON, whose short names are part of the layout.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::lock::{Break, End, Error, Fence, HistoryEntry, Holder, Kind, Metadata, Mode, Request, Result, RunRecord};
+use crate::lock::{
+    Break, End, Error, Fence, HistoryEntry, Holder, Kind, Metadata, Mode, Request, Result,
+    RunRecord,
+};
 
 /// The layout that this version writes. Another first number is refused.
 pub const LAYOUT: &str = "2.0";
 const MAJOR: u32 = 2;
 
-/// What a contender says of itself. Written once, with its entry: etcd's revision of a key is its position in the order.
+/// What a contender says of itself. Written once, with its entry: etcd's revision of a key is its
+/// position in the order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContenderInfo {
     /// The layout.
     pub dlock: String,
-    /// The first hold, which took the lock, as [`Token::hold_text`](crate::lock::Token::hold_text); in stores that need it.
+    /// The first hold, which took the lock, as [`Token::hold_text`](crate::lock::Token::hold_text);
+    /// in stores that need it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
     /// Taken by `acquire`.
@@ -27,7 +32,12 @@ pub struct ContenderInfo {
 
 impl ContenderInfo {
     pub fn of(request: &Request) -> Self {
-        Self { dlock: LAYOUT.into(), hold: None, detached: request.detached, metadata: request.metadata.clone() }
+        Self {
+            dlock: LAYOUT.into(),
+            hold: None,
+            detached: request.detached,
+            metadata: request.metadata.clone(),
+        }
     }
 
     pub fn write(&self) -> Vec<u8> {
@@ -46,7 +56,8 @@ impl ContenderInfo {
         }
     }
 
-    /// Returns a holder from its value and its record; `None` for another library's. The store adds the lease and the times.
+    /// Returns a holder from its value and its record; `None` for another library's. The store adds
+    /// the lease and the times.
     pub fn holder(info: Option<&Self>, record: Option<&HoldRecord>, mode: Mode) -> Holder {
         Holder {
             mode,
@@ -64,8 +75,8 @@ impl ContenderInfo {
     }
 }
 
-/// The record next to a contender of dlock. It exists until the contender leaves by itself: a record without its contender means that the
-/// contender vanished.
+/// The record next to a contender of dlock. It exists until the contender leaves by itself: a
+/// record without its contender means that the contender vanished.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldRecord {
     #[serde(rename = "o", with = "crate::lock::document::holder")]
@@ -95,12 +106,25 @@ pub struct HoldRecord {
 impl HoldRecord {
     /// Returns the record of a contender that was not granted the lock.
     pub fn waiting(mode: Mode) -> Self {
-        Self { mode, is_hold: false, number: None, fence: None, since_ms: None, metadata: None, mark: None, warned: 0 }
+        Self {
+            mode,
+            is_hold: false,
+            number: None,
+            fence: None,
+            since_ms: None,
+            metadata: None,
+            mark: None,
+            warned: 0,
+        }
     }
 
-    /// Returns the record of an ended hold whose holder may still be stopping: the history has the hold.
+    /// Returns the record of an ended hold whose holder may still be stopping: the history has the
+    /// hold.
     pub fn ended(mode: Mode, fence: Fence) -> Self {
-        Self { fence: Some(fence), ..Self::waiting(mode) }
+        Self {
+            fence: Some(fence),
+            ..Self::waiting(mode)
+        }
     }
 
     /// Whether the contender was granted the lock.
@@ -111,7 +135,13 @@ impl HoldRecord {
     /// Returns the record of the hold that `request` asks for.
     pub fn of(request: &Request, fence: Option<Fence>) -> Self {
         let metadata = request.metadata.clone();
-        Self { is_hold: true, fence, since_ms: request.at_ms, metadata, ..Self::waiting(request.mode) }
+        Self {
+            is_hold: true,
+            fence,
+            since_ms: request.at_ms,
+            metadata,
+            ..Self::waiting(request.mode)
+        }
     }
 
     /// Reads a record; returns `None` if it is empty.
@@ -123,36 +153,63 @@ impl HoldRecord {
         json(self)
     }
 
-    /// Returns the record with its fence added, for rewriting; `made` is the number of the step that made it.
+    /// Returns the record with its fence added, for rewriting; `made` is the number of the step
+    /// that made it.
     #[must_use]
     pub fn named(self, made: Fence) -> Self {
-        Self { fence: self.fence.or(Some(made)), ..self }
+        Self {
+            fence: self.fence.or(Some(made)),
+            ..self
+        }
     }
 
     /// Returns the record with the mark of a break. A mark that was seen stays seen.
     #[must_use]
     pub fn marked(self, mark: &Break) -> Self {
         let seen = self.mark.as_ref().is_some_and(|known| known.seen);
-        Self { mark: Some(Break { seen, ..mark.clone() }), ..self }
+        Self {
+            mark: Some(Break {
+                seen,
+                ..mark.clone()
+            }),
+            ..self
+        }
     }
 
     /// Returns the record with the mark seen; `None` if the record says so already, or has no mark.
     pub fn seen(&self) -> Option<Self> {
         let mark = self.mark.as_ref().filter(|mark| !mark.seen)?;
-        Some(Self { mark: Some(Break { seen: true, ..mark.clone() }), ..self.clone() })
+        Some(Self {
+            mark: Some(Break {
+                seen: true,
+                ..mark.clone()
+            }),
+            ..self.clone()
+        })
     }
 
-    /// Returns the record with a warning of this level; `None` if it has one of this level or a higher one.
+    /// Returns the record with a warning of this level; `None` if it has one of this level or a
+    /// higher one.
     pub fn warned(self, level: u32) -> Option<Self> {
-        (self.warned < level).then_some(Self { warned: level, ..self })
+        (self.warned < level).then_some(Self {
+            warned: level,
+            ..self
+        })
     }
 
-    /// Returns the history entry of a hold that was never released; `made` is the number of the step that made the record. The end of the
-    /// hold is unknown.
+    /// Returns the history entry of a hold that was never released; `made` is the number of the
+    /// step that made the record. The end of the hold is unknown.
     pub fn history_entry(&self, made: Fence) -> Option<HistoryEntry> {
         let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
         let (fence, metadata) = (self.fence.or(Some(made)), self.metadata.clone());
-        self.is_hold.then_some(HistoryEntry { fence, started_ms: self.since_ms, ended_ms: None, end, why, metadata })
+        self.is_hold.then_some(HistoryEntry {
+            fence,
+            started_ms: self.since_ms,
+            ended_ms: None,
+            end,
+            why,
+            metadata,
+        })
     }
 
     /// Whether a successor of `mode` waits out the drain delay for the vanished contender.
@@ -166,7 +223,12 @@ impl HoldRecord {
 /// # Errors
 /// [`Kind::Layout`] if a dlock of another layout wrote them, [`Kind::Data`] if no dlock did.
 pub fn read_runs(data: &[u8]) -> Result<RunRecord> {
-    let spoilt = || Error::new(Kind::Data, "what is recorded of the lock's runs is not what dlock writes");
+    let spoilt = || {
+        Error::new(
+            Kind::Data,
+            "what is recorded of the lock's runs is not what dlock writes",
+        )
+    };
     match version(data) {
         Some(found) if found != MAJOR => Err(other_layout(found)),
         Some(_) => serde_json::from_slice(data).map_err(|error| spoilt().source(error)),
@@ -183,7 +245,10 @@ pub fn write_runs(record: &RunRecord) -> Vec<u8> {
         #[serde(flatten)]
         record: &'a RunRecord,
     }
-    json(&StoredRuns { dlock: LAYOUT, record })
+    json(&StoredRuns {
+        dlock: LAYOUT,
+        record,
+    })
 }
 
 /// Returns the first number of the layout; `None` if no dlock wrote it.
@@ -194,7 +259,13 @@ fn version(data: &[u8]) -> Option<u32> {
     }
     let LayoutVersion { dlock } = serde_json::from_slice(data).ok()?;
     // An unreadable layout is a newer one.
-    Some(dlock.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(u32::MAX))
+    Some(
+        dlock
+            .split('.')
+            .next()
+            .and_then(|major| major.parse().ok())
+            .unwrap_or(u32::MAX),
+    )
 }
 
 /// Returns the error that an older dlock wrote the data.
@@ -205,11 +276,18 @@ pub fn older_layout() -> Error {
 /// Returns the error that a dlock of another layout wrote the data.
 fn other_layout(major: u32) -> Error {
     let (which, hint) = if major < MAJOR {
-        ("an older", "update dlock on the machine that took it, or use another --namespace")
+        (
+            "an older",
+            "update dlock on the machine that took it, or use another --namespace",
+        )
     } else {
         ("a newer", "update dlock on this machine")
     };
-    Error::new(Kind::Layout, format!("the lock was taken by {which} dlock, whose layout this one can't read")).hint(hint)
+    Error::new(
+        Kind::Layout,
+        format!("the lock was taken by {which} dlock, whose layout this one can't read"),
+    )
+    .hint(hint)
 }
 
 /// Returns the JSON. Texts and numbers can always be written.

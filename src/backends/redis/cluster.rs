@@ -1,8 +1,9 @@
 //! A Redis Cluster: the node of each slot, and the other nodes to ask.
 //!
-//! Worst cases: a node of the URL is gone (the next is asked meanwhile); nodes disagree during a failover or a partition (the target of a
-//! wrong redirection refuses, and the next call begins with another node); a slot is being moved (moved keys are asked for at the new
-//! node; a request whose keys are on both nodes is refused for the moment).
+//! Worst cases: a node of the URL is gone (the next is asked meanwhile); nodes disagree during a
+//! failover or a partition (the target of a wrong redirection refuses, and the next call begins
+//! with another node); a slot is being moved (moved keys are asked for at the new node; a request
+//! whose keys are on both nodes is refused for the moment).
 
 use redis::Value;
 
@@ -54,10 +55,17 @@ struct ClusterMap {
 
 impl Cluster {
     pub(super) fn new(seeds: Vec<Address>) -> Self {
-        Self { seeds, others: Vec::new(), learned: false, first: 0, owners: Vec::new() }
+        Self {
+            seeds,
+            others: Vec::new(),
+            learned: false,
+            first: 0,
+            owners: Vec::new(),
+        }
     }
 
-    /// Removes and returns the lock's known node. Call [`Cluster::set_owner`] once the node has confirmed it.
+    /// Removes and returns the lock's known node. Call [`Cluster::set_owner`] once the node has
+    /// confirmed it.
     pub(super) fn take_owner(&mut self, name: &str) -> Option<Address> {
         let slot = slot::of(name);
         let at = self.owners.iter().position(|(owned, _)| *owned == slot)?;
@@ -75,18 +83,27 @@ impl Cluster {
     }
 
     /// Asks the nodes for the lock's node.
-    pub(super) async fn find(&mut self, options: &RedisOptions, name: &str) -> Result<SlotLocation> {
+    pub(super) async fn find(
+        &mut self,
+        options: &RedisOptions,
+        name: &str,
+    ) -> Result<SlotLocation> {
         let mut question = redis::pipe();
         question.cmd("EXISTS").arg(name);
         let probe = async |node: Address| {
-            let (connection, answers) = RedisConnection::open_and(&options.at(&node), &question).await?;
+            let (connection, answers) =
+                RedisConnection::open_and(&options.at(&node), &question).await?;
             match answers.first() {
                 Some(answer @ Value::ServerError(error)) => match redirect(answer, &node) {
                     Some(Redirect::Moved(owner)) => Ok(SlotLocation::At(owner)),
-                    Some(Redirect::Ask(_)) => Ok(SlotLocation::Here(ServerConnection::to_node(connection, node))),
+                    Some(Redirect::Ask(_)) => Ok(SlotLocation::Here(ServerConnection::to_node(
+                        connection, node,
+                    ))),
                     None => Err(failure::refused(error)),
                 },
-                _ => Ok(SlotLocation::Here(ServerConnection::to_node(connection, node))),
+                _ => Ok(SlotLocation::Here(ServerConnection::to_node(
+                    connection, node,
+                ))),
             }
         };
         self.any_node(probe).await
@@ -106,20 +123,27 @@ impl Cluster {
         };
         let map = self.any_node(ask).await?;
         if !map.whole {
-            return Err(Error::new(Kind::Unavailable, "some slots of the cluster have no node")
-                .hint("`redis-cli --cluster check` says what it lacks"));
+            return Err(
+                Error::new(Kind::Unavailable, "some slots of the cluster have no node")
+                    .hint("`redis-cli --cluster check` says what it lacks"),
+            );
         }
         self.learn(map.all);
         Ok(map.masters)
     }
 
-    /// Asks the node at the other end for all others, unless they are known. Without the right to ask, they stay unknown.
+    /// Asks the node at the other end for all others, unless they are known. Without the right to
+    /// ask, they stay unknown.
     pub(super) async fn learn_over(&mut self, conn: &mut ServerConnection) -> Result<()> {
         if self.learned {
             return Ok(());
         }
         let question = redis::cmd("CLUSTER").arg("SLOTS").get_packed_command();
-        let answer = conn.connection.ask(&question).await.map_err(|error| error.effect(Effect::NotApplied))?;
+        let answer = conn
+            .connection
+            .ask(&question)
+            .await
+            .map_err(|error| error.effect(Effect::NotApplied))?;
         match conn.node.as_ref().and_then(|node| read_map(&answer, node)) {
             Some(map) => self.learn(map.all),
             None => self.learned = true,
@@ -129,25 +153,35 @@ impl Cluster {
 
     fn learn(&mut self, all: Vec<Address>) {
         self.learned = true;
-        self.others = all.into_iter().filter(|node| !self.seeds.contains(node)).collect();
+        self.others = all
+            .into_iter()
+            .filter(|node| !self.seeds.contains(node))
+            .collect();
     }
 
     /// Returns the first answer of any node.
     async fn any_node<T>(&mut self, ask: impl AsyncFn(Address) -> Result<T>) -> Result<T> {
         let nodes: Vec<&Address> = self.seeds.iter().chain(&self.others).collect();
         let (count, first) = (nodes.len(), self.first);
-        // If this call is dropped, or this node's answer is wrong, the next call begins with another node.
+        // If this call is dropped, or this node's answer is wrong, the next call begins with
+        // another node.
         self.first += 1;
         let ask = &ask;
         let questions = (0..count).map(|nth| {
             let node = nodes[(first + nth) % count];
-            async move { ask(node.clone()).await.map_err(|error| failure::of("node", node, error)) }
+            async move {
+                ask(node.clone())
+                    .await
+                    .map_err(|error| failure::of("node", node, error))
+            }
         });
         let failures = match race::first(questions).await {
             Ok(answer) => return Ok(answer),
             Err(failures) => failures,
         };
-        let error = failures.into_iter().max_by_key(|error| !error.is_transient());
+        let error = failures
+            .into_iter()
+            .max_by_key(|error| !error.is_transient());
         let mut error = error.unwrap_or_else(|| Error::new(Kind::Config, "no node is named"));
         if error.is_transient() && count > 1 {
             error.message = format!("none of {count} nodes can tell; {}", error.message);
@@ -165,7 +199,9 @@ impl ServerConnection {
 
 /// Returns the redirection in a reply of `from`.
 fn redirect(reply: &Value, from: &Address) -> Option<Redirect> {
-    let Value::ServerError(error) = reply else { return None };
+    let Value::ServerError(error) = reply else {
+        return None;
+    };
     let (_slot, node) = error.details()?.split_once(' ')?;
     let (host, port) = node.trim().rsplit_once(':')?;
     let node = address(host, port.parse().ok()?, from)?;
@@ -180,22 +216,43 @@ fn redirect(reply: &Value, from: &Address) -> Option<Redirect> {
 fn address(host: &str, port: u16, from: &Address) -> Option<Address> {
     match host {
         "?" => None,
-        "" => Some(Address { host: from.host.clone(), port }),
-        host => Some(Address { host: host.to_owned(), port }),
+        "" => Some(Address {
+            host: from.host.clone(),
+            port,
+        }),
+        host => Some(Address {
+            host: host.to_owned(),
+            port,
+        }),
     }
 }
 
-/// Reads the reply to `CLUSTER SLOTS`: `[first, last, master, replica…]…`, each node as `[host, port, id, …]`.
+/// Reads the reply to `CLUSTER SLOTS`: `[first, last, master, replica…]…`, each node as `[host,
+/// port, id, …]`.
 fn read_map(reply: &Value, from: &Address) -> Option<ClusterMap> {
-    let mut map = ClusterMap { masters: Vec::new(), all: Vec::new(), whole: false };
+    let mut map = ClusterMap {
+        masters: Vec::new(),
+        all: Vec::new(),
+        whole: false,
+    };
     let mut slots = 0;
     for range in reply::items(reply)? {
-        let [first, last, nodes @ ..] = reply::items(range)? else { return None };
+        let [first, last, nodes @ ..] = reply::items(range)? else {
+            return None;
+        };
         slots += reply::int(last)? - reply::int(first)? + 1;
         for (nth, node) in nodes.iter().enumerate() {
-            let [host, port, ..] = reply::items(node)? else { return None };
-            let host = if *host == Value::Nil { String::new() } else { reply::text(host)? };
-            let Some(node) = address(&host, reply::int(port)?.try_into().ok()?, from) else { continue };
+            let [host, port, ..] = reply::items(node)? else {
+                return None;
+            };
+            let host = if *host == Value::Nil {
+                String::new()
+            } else {
+                reply::text(host)?
+            };
+            let Some(node) = address(&host, reply::int(port)?.try_into().ok()?, from) else {
+                continue;
+            };
             if nth == 0 && !map.masters.contains(&node) {
                 map.masters.push(node.clone());
             }
@@ -213,7 +270,10 @@ mod tests {
     use super::*;
 
     fn node(host: &str, port: u16) -> Address {
-        Address { host: host.into(), port }
+        Address {
+            host: host.into(),
+            port,
+        }
     }
 
     fn value(text: &str) -> Value {
@@ -224,11 +284,29 @@ mod tests {
     fn redirections_are_read_with_every_kind_of_host() {
         let from = node("10.0.0.1", 6379);
         let read = |reply: &str| redirect(&value(&format!("-{reply}\r\n")), &from);
-        assert_eq!(read("MOVED 3999 127.0.0.1:6381"), Some(Redirect::Moved(node("127.0.0.1", 6381))));
-        assert_eq!(read("ASK 3999 r2.example:6381"), Some(Redirect::Ask(node("r2.example", 6381))));
-        assert_eq!(read("MOVED 3999 fd00::7:6381"), Some(Redirect::Moved(node("fd00::7", 6381))));
-        assert_eq!(read("MOVED 3999 :6381"), Some(Redirect::Moved(node("10.0.0.1", 6381))));
-        for other in ["MOVED 3999 ?:6381", "MOVED 3999", "MOVED x y z", "TRYAGAIN Multiple keys request during rehashing", "ERR 1 a:2"] {
+        assert_eq!(
+            read("MOVED 3999 127.0.0.1:6381"),
+            Some(Redirect::Moved(node("127.0.0.1", 6381)))
+        );
+        assert_eq!(
+            read("ASK 3999 r2.example:6381"),
+            Some(Redirect::Ask(node("r2.example", 6381)))
+        );
+        assert_eq!(
+            read("MOVED 3999 fd00::7:6381"),
+            Some(Redirect::Moved(node("fd00::7", 6381)))
+        );
+        assert_eq!(
+            read("MOVED 3999 :6381"),
+            Some(Redirect::Moved(node("10.0.0.1", 6381)))
+        );
+        for other in [
+            "MOVED 3999 ?:6381",
+            "MOVED 3999",
+            "MOVED x y z",
+            "TRYAGAIN Multiple keys request during rehashing",
+            "ERR 1 a:2",
+        ] {
             assert_eq!(read(other), None, "{other}");
         }
         assert_eq!(redirect(&Value::Okay, &from), None);
@@ -237,13 +315,18 @@ mod tests {
     #[test]
     fn a_slot_map_has_masters_all_nodes_and_its_completeness() {
         let from = node("seed", 7000);
-        let low = "*4\r\n:0\r\n:8000\r\n*3\r\n$1\r\na\r\n:1\r\n$1\r\nx\r\n*3\r\n$-1\r\n:2\r\n$1\r\ny\r\n";
+        let low =
+            "*4\r\n:0\r\n:8000\r\n*3\r\n$1\r\na\r\n:1\r\n$1\r\nx\r\n*3\r\n$-1\r\n:2\r\n$1\r\ny\r\n";
         let high = "*3\r\n:8001\r\n:16383\r\n*4\r\n$1\r\nb\r\n:3\r\n$1\r\nz\r\n*0\r\n";
         let map = read_map(&value(&format!("*2\r\n{low}{high}")), &from).unwrap();
         assert_eq!(map.masters, [node("a", 1), node("b", 3)]);
         assert_eq!(map.all, [node("a", 1), node("seed", 2), node("b", 3)]);
         assert!(map.whole);
-        assert!(!read_map(&value(&format!("*1\r\n{low}")), &from).unwrap().whole);
+        assert!(
+            !read_map(&value(&format!("*1\r\n{low}")), &from)
+                .unwrap()
+                .whole
+        );
         assert!(read_map(&value("*1\r\n*1\r\n:0\r\n"), &from).is_none());
     }
 

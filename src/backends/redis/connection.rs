@@ -1,7 +1,7 @@
 //! One connection: opening it, and exchanging requests for replies.
 //!
-//! A connection never reconnects and has no time limits. A caller that drops an exchange half-way must drop the connection too,
-//! since a reply may still come.
+//! A connection never reconnects and has no time limits. A caller that drops an exchange half-way
+//! must drop the connection too, since a reply may still come.
 
 use std::{
     io,
@@ -67,17 +67,22 @@ pub(in crate::backends) struct RedisConnection {
 impl RedisConnection {
     /// Connects and logs in. A password or a database costs one more round trip.
     ///
-    /// The login isn't sent together with the first request. If it were refused, a server that needs no login would
-    /// still take the lock, as another user or in database 0.
+    /// The login isn't sent together with the first request. If it were refused, a server that
+    /// needs no login would still take the lock, as another user or in database 0.
     pub(in crate::backends) async fn open(options: &RedisOptions) -> Result<Self> {
         Ok(Self::open_and(options, &redis::pipe()).await?.0)
     }
 
-    /// Like [`RedisConnection::open`], but sends harmless requests in the same packet as the login. The caller must check the replies
-    /// for errors.
-    pub(in crate::backends) async fn open_and(options: &RedisOptions, questions: &Pipeline) -> Result<(Self, Vec<Value>)> {
+    /// Like [`RedisConnection::open`], but sends harmless requests in the same packet as the login.
+    /// The caller must check the replies for errors.
+    pub(in crate::backends) async fn open_and(
+        options: &RedisOptions,
+        questions: &Pipeline,
+    ) -> Result<(Self, Vec<Value>)> {
         let stream: Box<dyn RedisStream> = match &options.server {
-            RedisServer::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(unreachable)?),
+            RedisServer::Unix(path) => {
+                Box::new(UnixStream::connect(path).await.map_err(unreachable)?)
+            }
             RedisServer::Tcp { host, port } => {
                 let tcp = dial(host, *port).await?;
                 match &options.tls {
@@ -86,11 +91,20 @@ impl RedisConnection {
                 }
             }
             RedisServer::Sentinel(_) | RedisServer::Cluster(_) => {
-                return Err(Error::new(Kind::Internal, "one server was to be asked, and several were named"));
+                return Err(Error::new(
+                    Kind::Internal,
+                    "one server was to be asked, and several were named",
+                ));
             }
         };
-        let mut connection =
-            Self { stream, decoder: Decoder::new(), greeted: false, encrypted: options.tls.is_some(), asked: None, replicas: 0 };
+        let mut connection = Self {
+            stream,
+            decoder: Decoder::new(),
+            greeted: false,
+            encrypted: options.tls.is_some(),
+            asked: None,
+            replicas: 0,
+        };
         let answers = connection.greet(options, questions).await?;
         Ok((connection, answers))
     }
@@ -121,7 +135,10 @@ impl RedisConnection {
             return Ok(Vec::new());
         }
         let packed = greeting.get_packed_pipeline();
-        let mut replies = self.exchange(&packed, greeting.len()).await.map_err(|error| error.effect(Effect::NotApplied))?;
+        let mut replies = self
+            .exchange(&packed, greeting.len())
+            .await
+            .map_err(|error| error.effect(Effect::NotApplied))?;
         let answers = replies.split_off(login);
         for reply in &replies {
             if let Value::ServerError(error) = reply {
@@ -141,8 +158,13 @@ impl RedisConnection {
         matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
     }
 
-    /// Sends `packed`, which has `count` commands, and awaits their replies. The server's errors are among the replies.
-    pub(in crate::backends) async fn exchange(&mut self, packed: &[u8], count: usize) -> Result<Vec<Value>> {
+    /// Sends `packed`, which has `count` commands, and awaits their replies. The server's errors
+    /// are among the replies.
+    pub(in crate::backends) async fn exchange(
+        &mut self,
+        packed: &[u8],
+        count: usize,
+    ) -> Result<Vec<Value>> {
         self.send(packed).await.map_err(failure::broken)?;
         let mut replies = Vec::with_capacity(count);
         for _ in 0..count {
@@ -151,7 +173,8 @@ impl RedisConnection {
         Ok(replies)
     }
 
-    /// Closes the connection, and returns when the server has closed its end: it does nothing more for this connection.
+    /// Closes the connection, and returns when the server has closed its end: it does nothing more
+    /// for this connection.
     pub(super) async fn end(mut self) {
         let mut rest = [0; 256];
         // A connection that fails has ended too.
@@ -160,13 +183,18 @@ impl RedisConnection {
         }
     }
 
-    /// Sets whether closing the connection drops data that has not reached the server, instead of still delivering it.
+    /// Sets whether closing the connection drops data that has not reached the server, instead of
+    /// still delivering it.
     pub(in crate::backends) fn drop_unsent_on_close(&self, drop: bool) {
         // A Unix socket has no data in transit. If the call fails, TCP's default stays.
-        let _ = rustix::net::sockopt::set_socket_linger(self.stream.socket(), drop.then_some(Duration::ZERO));
+        let _ = rustix::net::sockopt::set_socket_linger(
+            self.stream.socket(),
+            drop.then_some(Duration::ZERO),
+        );
     }
 
-    /// Like [`RedisConnection::exchange`], for one command. The server's error is returned as a reply too.
+    /// Like [`RedisConnection::exchange`], for one command. The server's error is returned as a
+    /// reply too.
     pub(super) async fn ask(&mut self, packed: &[u8]) -> Result<Value> {
         self.send(packed).await.map_err(failure::broken)?;
         self.receive().await
@@ -175,7 +203,8 @@ impl RedisConnection {
     pub(in crate::backends) async fn send(&mut self, packed: &[u8]) -> io::Result<()> {
         self.stream.write_all(packed).await?;
         self.stream.flush().await?;
-        // The parser detects CPU features, which takes 0.1 ms on a virtual machine. Done here, it overlaps with the server's work.
+        // The parser detects CPU features, which takes 0.1 ms on a virtual machine. Done here, it
+        // overlaps with the server's work.
         #[cfg(target_arch = "x86_64")]
         let _ = std::is_x86_feature_detected!("avx2");
         Ok(())
@@ -195,7 +224,11 @@ impl RedisConnection {
             Err(error) if error.is_io_error() => {
                 let failure = failure::broken(error);
                 let may_want_tls = !self.greeted && !self.encrypted;
-                Err(if may_want_tls { failure.hint("if the server speaks TLS there, the URL begins with rediss://") } else { failure })
+                Err(if may_want_tls {
+                    failure.hint("if the server speaks TLS there, the URL begins with rediss://")
+                } else {
+                    failure
+                })
             }
             Err(_) => Err(failure::unreadable()),
         }
@@ -205,7 +238,8 @@ impl RedisConnection {
 /// A connection to a server that was found for a lock.
 pub(super) struct ServerConnection {
     pub(super) connection: RedisConnection,
-    /// The cluster node at the other end; `None` outside a cluster, where there is one server at a time.
+    /// The cluster node at the other end; `None` outside a cluster, where there is one server at a
+    /// time.
     pub(super) node: Option<Address>,
     /// Whether the slot is being moved to this node, which then serves only requests after ASKING.
     pub(super) asking: bool,
@@ -213,7 +247,11 @@ pub(super) struct ServerConnection {
 
 impl ServerConnection {
     pub(super) fn to_node(connection: RedisConnection, node: Address) -> Self {
-        Self { connection, node: Some(node), asking: false }
+        Self {
+            connection,
+            node: Some(node),
+            asking: false,
+        }
     }
 
     /// Sends one command and awaits its reply, which may be an error.
@@ -228,6 +266,8 @@ impl ServerConnection {
 
     /// Sends several commands in one packet and awaits their replies, which may be errors.
     pub(super) async fn exchange(&mut self, pipeline: &redis::Pipeline) -> Result<Vec<Value>> {
-        self.connection.exchange(&pipeline.get_packed_pipeline(), pipeline.len()).await
+        self.connection
+            .exchange(&pipeline.get_packed_pipeline(), pipeline.len())
+            .await
     }
 }

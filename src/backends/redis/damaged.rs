@@ -1,4 +1,5 @@
-//! Replies and records that no dlock and no server wrote: each is refused or read, and none causes a panic.
+//! Replies and records that no dlock and no server wrote: each is refused or read, and none causes
+//! a panic.
 
 use ::redis::Value;
 use serde_json::json;
@@ -13,7 +14,9 @@ pub(in crate::backends) fn reply(json: &serde_json::Value) -> Value {
     match json {
         serde_json::Value::Null => Value::Nil,
         serde_json::Value::Array(items) => Value::Array(items.iter().map(reply).collect()),
-        serde_json::Value::Number(number) => number.as_i64().map_or_else(|| Value::BulkString(number.to_string().into()), Value::Int),
+        serde_json::Value::Number(number) => number
+            .as_i64()
+            .map_or_else(|| Value::BulkString(number.to_string().into()), Value::Int),
         serde_json::Value::String(text) => Value::BulkString(text.clone().into()),
         other => Value::BulkString(other.to_string().into()),
     }
@@ -58,7 +61,18 @@ fn damaged_answers_are_refused_or_read() {
         json!(["mode", "permits", format!("{OWNER}:1:permit"), "1"]),
         json!(["mode", "read", "u:1", "1", format!("{OWNER}:1"), "2"]),
     ];
-    let busy = locks.map(|lock| json!(["busy", 1_700_000_001_000_i64, 59_000, lock, record(), 2, [share(), share()], 500]));
+    let busy = locks.map(|lock| {
+        json!([
+            "busy",
+            1_700_000_001_000_i64,
+            59_000,
+            lock,
+            record(),
+            2,
+            [share(), share()],
+            500
+        ])
+    });
     let others = [
         json!(["granted", 812, 1, 0]),
         json!(["refused", "at-least", 60_000, 812, 1000, 59_000, WHO]),
@@ -75,7 +89,10 @@ fn damaged_answers_are_refused_or_read() {
         read += u64::from(answer::read_attempt(&damaged, &request).is_ok());
         let _ = (answer::read_renewal(&damaged), answer::otherwise(&damaged));
     });
-    assert!(read > damage::TRIES / 20, "only {read} could be read at all");
+    assert!(
+        read > damage::TRIES / 20,
+        "only {read} could be read at all"
+    );
 }
 
 #[test]
@@ -107,15 +124,36 @@ fn damaged_histories_and_queues_are_refused_or_read() {
         "om",
         WHO
     ]);
-    let replies = json!([["1700000001", "500000"], [run, run], [run], ["web2", "3:1700000000000:1700000001000:it is held"], starts]);
+    let replies = json!([
+        ["1700000001", "500000"],
+        [run, run],
+        [run],
+        ["web2", "3:1700000000000:1700000001000:it is held"],
+        starts
+    ]);
     let infos = json!(["00000000000000aa", format!("1700000000900:{WHO}")]);
     damage::each(|dice| {
-        let Value::Array(damaged) = reply(&damage::json(&replies, dice)) else { return };
-        let pairs = |json: &serde_json::Value| super::reply::pairs(&reply(json)).unwrap_or_default();
+        let Value::Array(damaged) = reply(&damage::json(&replies, dice)) else {
+            return;
+        };
+        let pairs =
+            |json: &serde_json::Value| super::reply::pairs(&reply(json)).unwrap_or_default();
         let record = pairs(&damage::json(&record(), dice));
-        let of_record = |name: &str| record.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
+        let of_record = |name: &str| {
+            record
+                .iter()
+                .find(|(field, _)| field == name)
+                .map(|(_, value)| value.as_str())
+        };
         let _ = history::read_history(&damaged, history::vanished(of_record, &record));
-        let queue = pairs(&damage::json(&json!(["00000000000000aa", "1700000000000000"]), dice));
-        state::waiters(Some(1_700_000_001_000), queue, &reply(&damage::json(&infos, dice)));
+        let queue = pairs(&damage::json(
+            &json!(["00000000000000aa", "1700000000000000"]),
+            dice,
+        ));
+        state::waiters(
+            Some(1_700_000_001_000),
+            queue,
+            &reply(&damage::json(&infos, dice)),
+        );
     });
 }

@@ -2,11 +2,15 @@
 
 use ::redis::Value;
 
-use super::{CAPABILITIES, Redis, answer::read_renewal, connection::ServerConnection, flag, history, names::RedisNames, script};
+use super::{
+    CAPABILITIES, Redis, answer::read_renewal, connection::ServerConnection, flag, history,
+    names::RedisNames, script,
+};
 use crate::lock::{End, Intent, Key, ReleaseInfo, Renewal, Result, RunState, Scope, Token};
 
 impl Redis {
-    /// Extends a hold, exclusive or a share. Only the lock is declared: it is the only key that all kinds of hold have.
+    /// Extends a hold, exclusive or a share. Only the lock is declared: it is the only key that all
+    /// kinds of hold have.
     async fn renew_over(
         &mut self,
         conn: ServerConnection,
@@ -16,17 +20,38 @@ impl Redis {
         purpose: &str,
     ) -> Result<(ServerConnection, Value)> {
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
-        let arguments = [&*owner, &hold, ttl, purpose, &names.record, &names.shares, &names.ends];
-        self.eval_over(conn, &script::RENEW, &[&names.lock], &arguments).await
+        let arguments = [
+            &*owner,
+            &hold,
+            ttl,
+            purpose,
+            &names.record,
+            &names.shares,
+            &names.ends,
+        ];
+        self.eval_over(conn, &script::RENEW, &[&names.lock], &arguments)
+            .await
     }
 
-    pub(super) async fn ask_renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+    pub(super) async fn ask_renew(
+        &mut self,
+        key: &Key,
+        token: &Token,
+        intent: Intent,
+    ) -> Result<Renewal> {
         if let Some(ttl) = intent.ttl() {
             CAPABILITIES.check_ttl(ttl)?;
         }
         let names = self.names(key)?;
-        let ttl = intent.ttl().map(|ttl| ttl.as_millis().to_string()).unwrap_or_default();
-        let purpose = if intent == Intent::Drain { "stop" } else { "go-on" };
+        let ttl = intent
+            .ttl()
+            .map(|ttl| ttl.as_millis().to_string())
+            .unwrap_or_default();
+        let purpose = if intent == Intent::Drain {
+            "stop"
+        } else {
+            "go-on"
+        };
         let conn = self.servers.take_for_long(&names.lock).await?;
         let (mut conn, reply) = self.renew_over(conn, &names, token, &ttl, purpose).await?;
         let renewal = match &reply {
@@ -77,17 +102,39 @@ impl Redis {
         ];
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
         let (tree, sharded) = (flag(info.scope == Scope::Tree), flag(self.is_cluster()));
-        let how = info.end.as_ref().map(|end| history::how(end, info.why.as_deref())).transpose()?.unwrap_or_default();
+        let how = info
+            .end
+            .as_ref()
+            .map(|end| history::how(end, info.why.as_deref()))
+            .transpose()?
+            .unwrap_or_default();
         let bad = flag(info.end.as_ref().is_some_and(End::is_bad));
         let run_state = info.run_state.map_or("", RunState::as_str);
-        let told = [&*names.channel, &names.rw_channel, &names.fair_queue, sharded];
-        let arguments = [&[&*owner, &hold, tree], &told[..], &[&how, bad, run_state, &names.wakes], &sides].concat();
+        let told = [
+            &*names.channel,
+            &names.rw_channel,
+            &names.fair_queue,
+            sharded,
+        ];
+        let arguments = [
+            &[&*owner, &hold, tree],
+            &told[..],
+            &[&how, bad, run_state, &names.wakes],
+            &sides,
+        ]
+        .concat();
         let number = self.unanswered.next(token);
         if number == 1 {
-            return self.eval_arriving(conn, &script::RELEASE, &[&names.lock], &sides, &arguments).await;
+            return self
+                .eval_arriving(conn, &script::RELEASE, &[&names.lock], &sides, &arguments)
+                .await;
         }
         let (late, number) = (names.late.clone() + &hold, number.to_string());
-        let (sides, arguments) = ([&sides[..], &[&late]].concat(), [&arguments[..], &[&late, &number]].concat());
-        self.eval_arriving(conn, &script::RELEASE, &[&names.lock], &sides, &arguments).await
+        let (sides, arguments) = (
+            [&sides[..], &[&late]].concat(),
+            [&arguments[..], &[&late, &number]].concat(),
+        );
+        self.eval_arriving(conn, &script::RELEASE, &[&names.lock], &sides, &arguments)
+            .await
     }
 }

@@ -1,7 +1,8 @@
 //! Requests for a lock that went unanswered, and may still arrive.
 //!
-//! A proxy that has taken a request may deliver it long after dlock gave it up, asked again over another connection, or released. So the
-//! requests of a hold are numbered, and the server refuses a number below that of a later request, or of the release.
+//! A proxy that has taken a request may deliver it long after dlock gave it up, asked again over
+//! another connection, or released. So the requests of a hold are numbered, and the server refuses
+//! a number below that of a later request, or of the release.
 
 use crate::lock::Token;
 
@@ -12,7 +13,11 @@ pub(super) struct Unanswered(Vec<(Token, u64)>);
 impl Unanswered {
     /// Returns the number of the hold's next request: 1 if all earlier ones were answered.
     pub(super) fn next(&self, token: &Token) -> u64 {
-        1 + self.0.iter().find(|(of, _)| of == token).map_or(0, |(_, count)| *count)
+        1 + self
+            .0
+            .iter()
+            .find(|(of, _)| of == token)
+            .map_or(0, |(_, count)| *count)
     }
 
     /// Notes that a request is sent.
@@ -47,6 +52,9 @@ mod tests {
                 unanswered.answered(&one);
             }
         }
-        assert_eq!((numbers, unanswered.next(&one), unanswered.next(&two)), (vec![1, 1, 2, 2, 3], 3, 1));
+        assert_eq!(
+            (numbers, unanswered.next(&one), unanswered.next(&two)),
+            (vec![1, 1, 2, 2, 3], 3, 1)
+        );
     }
 }

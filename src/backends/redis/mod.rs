@@ -1,8 +1,10 @@
-//! A Redis or Valkey server: a single one, the master that sentinels name, or the cluster node of the lock.
+//! A Redis or Valkey server: a single one, the master that sentinels name, or the cluster node of
+//! the lock.
 //!
-//! Each request is one script, atomic in the server and judged by the server's clock. A lock is stored like Redisson's write lock, so that
-//! dlock, Redisson and `SET NX` users exclude each other. dlock's further data is in a record next to the lock.
-//! Nothing here retries, sleeps or reads the host's clock.
+//! Each request is one script, atomic in the server and judged by the server's clock. A lock is
+//! stored like Redisson's write lock, so that dlock, Redisson and `SET NX` users exclude each
+//! other. dlock's further data is in a record next to the lock. Nothing here retries, sleeps or
+//! reads the host's clock.
 
 pub(super) mod answer;
 mod cluster;
@@ -46,8 +48,8 @@ use self::{
     servers::Servers,
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, Entry, History, Identity, Intent, Key, LockState, Mode, Progress, Release, ReleaseInfo,
-    Renewal, Request, Result, Token, Wake, Which,
+    Amendment, Attempt, Backend, Capabilities, Entry, History, Identity, Intent, Key, LockState,
+    Mode, Progress, Release, ReleaseInfo, Renewal, Request, Result, Token, Wake, Which,
 };
 
 pub(super) use self::script::flag;
@@ -67,13 +69,15 @@ const REDIRECTIONS: usize = 5;
 
 /// The backend for locks on one Redis server, or on one deployment of several.
 ///
-/// It has at most one connection to each server, opened by the first call that needs it. A call that is dropped or fails
-/// closes its connection, and the next call opens another.
+/// It has at most one connection to each server, opened by the first call that needs it. A call
+/// that is dropped or fails closes its connection, and the next call opens another.
 pub struct Redis {
     servers: Servers,
-    /// The tokens that this process may have put into a queue. Added before asking, since an unanswered request may have been served.
+    /// The tokens that this process may have put into a queue. Added before asking, since an
+    /// unanswered request may have been served.
     queued: Vec<(Key, Token)>,
-    /// The connection of the present wait, or of one that was cut off: the server may still send a wake-up over it.
+    /// The connection of the present wait, or of one that was cut off: the server may still send a
+    /// wake-up over it.
     waiting: Option<ServerConnection>,
     unanswered: Unanswered,
 }
@@ -81,7 +85,12 @@ pub struct Redis {
 impl Redis {
     /// Creates a backend for `options`. Without I/O.
     pub fn new(options: RedisOptions) -> Self {
-        Self { servers: Servers::new(options), queued: Vec::new(), waiting: None, unanswered: Unanswered::default() }
+        Self {
+            servers: Servers::new(options),
+            queued: Vec::new(),
+            waiting: None,
+            unanswered: Unanswered::default(),
+        }
     }
 
     fn options(&self) -> &RedisOptions {
@@ -92,8 +101,9 @@ impl Redis {
         self.servers.is_cluster()
     }
 
-    /// Runs a script on the lock's server, by its hash if the server knows it. The lock's name is the first of the keys.
-    /// Whatever the reply is, no reply is pending on the returned connection.
+    /// Runs a script on the lock's server, by its hash if the server knows it. The lock's name is
+    /// the first of the keys. Whatever the reply is, no reply is pending on the returned
+    /// connection.
     async fn eval_over(
         &mut self,
         conn: ServerConnection,
@@ -104,8 +114,9 @@ impl Redis {
         self.eval_arriving(conn, script, keys, &[], arguments).await
     }
 
-    /// Like [`Redis::eval_over`]. A server to which the slot is being moved must have all `sides` too, or it refuses for the moment: if the
-    /// script created a side key there before the move, the key's move would fail.
+    /// Like [`Redis::eval_over`]. A server to which the slot is being moved must have all `sides`
+    /// too, or it refuses for the moment: if the script created a side key there before the move,
+    /// the key's move would fail.
     async fn eval_arriving(
         &mut self,
         mut conn: ServerConnection,
@@ -134,7 +145,8 @@ impl Redis {
         Err(failure::lost_in_cluster())
     }
 
-    /// Like [`Redis::eval_over`], but finds the connection and puts it back. Returns an error reply as an error.
+    /// Like [`Redis::eval_over`], but finds the connection and puts it back. Returns an error reply
+    /// as an error.
     async fn eval(&mut self, script: &Script, keys: &[&str], arguments: &[&str]) -> Result<Value> {
         let conn = self.servers.take(keys[0]).await?;
         let (conn, reply) = self.eval_over(conn, script, keys, arguments).await?;
@@ -154,11 +166,14 @@ impl Redis {
     }
 
     fn is_queued(&self, request: &Request) -> bool {
-        self.queued.iter().any(|(key, token)| *key == request.key && *token == request.token)
+        self.queued
+            .iter()
+            .any(|(key, token)| *key == request.key && *token == request.token)
     }
 
     fn forget_queued(&mut self, request: &Request) {
-        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
+        self.queued
+            .retain(|(key, token)| *key != request.key || *token != request.token);
     }
 
     async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
@@ -170,7 +185,12 @@ impl Redis {
         if request.waiting && !was_queued {
             self.queued.push((request.key.clone(), request.token));
         }
-        let metadata = request.metadata.as_ref().map(history::to_json).transpose()?.unwrap_or_default();
+        let metadata = request
+            .metadata
+            .as_ref()
+            .map(history::to_json)
+            .transpose()?
+            .unwrap_or_default();
         let late = names.late.clone() + &request.token.hold_text();
         let keys: [&str; 14] = [
             &names.lock,
@@ -189,8 +209,13 @@ impl Redis {
             &late,
         ];
         let run_policy = starts::arguments(request.run_policy.as_ref());
-        let [place, guard, least, window, failed, crashed] = run_policy.each_ref().map(String::as_str);
-        let (owner, hold, ttl) = (request.token.owner.to_string(), request.token.hold_text(), request.ttl.as_millis().to_string());
+        let [place, guard, least, window, failed, crashed] =
+            run_policy.each_ref().map(String::as_str);
+        let (owner, hold, ttl) = (
+            request.token.owner.to_string(),
+            request.token.hold_text(),
+            request.ttl.as_millis().to_string(),
+        );
         let common: [&str; 8] = [
             &owner,
             &hold,
@@ -201,26 +226,63 @@ impl Redis {
             flag(request.detached),
             &metadata,
         ];
-        let most = if let Mode::Permits(most) = request.mode { most.to_string() } else { String::new() };
+        let most = if let Mode::Permits(most) = request.mode {
+            most.to_string()
+        } else {
+            String::new()
+        };
         let number = self.unanswered.next(&request.token).to_string();
-        let alone = [&common[..], &[place, guard, least, window, failed, crashed, flag(request.fair), &names.wakes, &number]].concat();
-        let share = [&common[..], &[&most, &names.wakes, flag(request.fair), &names.wake_ordered, &names.wake, &number]].concat();
+        let alone = [
+            &common[..],
+            &[
+                place,
+                guard,
+                least,
+                window,
+                failed,
+                crashed,
+                flag(request.fair),
+                &names.wakes,
+                &number,
+            ],
+        ]
+        .concat();
+        let share = [
+            &common[..],
+            &[
+                &most,
+                &names.wakes,
+                flag(request.fair),
+                &names.wake_ordered,
+                &names.wake,
+                &number,
+            ],
+        ]
+        .concat();
         let mut conn = self.servers.take(&names.lock).await?;
         self.unanswered.sent(&request.token);
         let mut exclusive = request.mode == Mode::Exclusive;
         let mut reply;
         loop {
-            let (script, arguments) = if exclusive { (&script::ACQUIRE, &alone) } else { (&script::SHARE, &share) };
+            let (script, arguments) = if exclusive {
+                (&script::ACQUIRE, &alone)
+            } else {
+                (&script::SHARE, &share)
+            };
             (conn, reply) = self.eval_over(conn, script, &keys, arguments).await?;
             // The owner has an exclusive hold, which also serves a reader.
-            if request.mode != Mode::Shared || exclusive || otherwise(&reply) != Some("exclusive".into()) {
+            if request.mode != Mode::Shared
+                || exclusive
+                || otherwise(&reply) != Some("exclusive".into())
+            {
                 break;
             }
             exclusive = true;
         }
         self.unanswered.answered(&request.token);
         let attempt = match &reply {
-            Value::ServerError(error) => Err(self.servers.refused(error)).map_err(|failed| failed.effect(failure::effect_of_take(error))),
+            Value::ServerError(error) => Err(self.servers.refused(error))
+                .map_err(|failed| failed.effect(failure::effect_of_take(error))),
             reply => read_attempt(reply, request),
         };
         match &attempt {
@@ -243,9 +305,12 @@ impl Redis {
         if ms == 0 {
             return Ok(Wake::TimedOut);
         }
-        // The lock must have been asked for over this connection before it blocks: an earlier release would go unnoticed.
+        // The lock must have been asked for over this connection before it blocks: an earlier
+        // release would go unnoticed.
         let names = self.names(&request.key)?;
-        let Some(mut conn) = self.servers.take_asked(&names.lock, &request.key) else { return Ok(Wake::Changed) };
+        let Some(mut conn) = self.servers.take_asked(&names.lock, &request.key) else {
+            return Ok(Wake::Changed);
+        };
         self.servers.learn_over(&mut conn).await?;
         let seconds = format!("{}.{:03}", ms / 1000, ms % 1000);
         let mut block = ::redis::cmd("BLPOP");
@@ -255,8 +320,14 @@ impl Redis {
         } else {
             block.arg(&own).arg(&names.wake_ordered).arg(seconds);
         }
-        let reply = self.waiting.insert(conn).ask(&block.get_packed_command()).await?;
-        let Some(conn) = self.waiting.take() else { return Ok(Wake::Changed) };
+        let reply = self
+            .waiting
+            .insert(conn)
+            .ask(&block.get_packed_command())
+            .await?;
+        let Some(conn) = self.waiting.take() else {
+            return Ok(Wake::Changed);
+        };
         if let Some(redirect @ Redirect::Moved(_)) = conn.redirect(&reply) {
             self.servers.moved(&names.lock, &redirect);
             return Ok(Wake::Changed);
@@ -290,12 +361,13 @@ impl Redis {
             &names.fair_readers,
             &names.wake_ordered,
         ];
-        // Nothing orders two connections: a release that the server executes before it sees the end of the wait would wake a client
-        // that is gone.
+        // Nothing orders two connections: a release that the server executes before it sees the end
+        // of the wait would wake a client that is gone.
         if let Some(conn) = self.waiting.take() {
             conn.connection.end().await;
         }
-        self.eval(&script::ABANDON, &keys, &[&hold, &names.wakes]).await?;
+        self.eval(&script::ABANDON, &keys, &[&hold, &names.wakes])
+            .await?;
         self.forget_queued(request);
         Ok(())
     }
@@ -305,7 +377,11 @@ impl Redis {
 impl Backend for Redis {
     fn identity(&self) -> Identity {
         let options = self.options();
-        Identity::new(&CAPABILITIES, options.redacted_url(), &[&options.identity(), options.namespace.as_str()])
+        Identity::new(
+            &CAPABILITIES,
+            options.redacted_url(),
+            &[&options.identity(), options.namespace.as_str()],
+        )
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
@@ -321,7 +397,11 @@ impl Backend for Redis {
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
-        if intent == Intent::Probe { self.ask_verify(key, token).await } else { self.ask_renew(key, token, intent).await }
+        if intent == Intent::Probe {
+            self.ask_verify(key, token).await
+        } else {
+            self.ask_renew(key, token, intent).await
+        }
     }
 
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
@@ -335,7 +415,9 @@ impl Backend for Redis {
             ("released", []) => Ok(Release::Released),
             ("still-held", [count]) => Ok(Release::StillHeld(read_count(count)?)),
             ("not-held", []) => Ok(Release::NotHeld),
-            ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
+            ("layout", [version]) => Err(failure::newer_layout(
+                &reply::text(version).unwrap_or_default(),
+            )),
             _ => Err(failure::unreadable()),
         }
     }

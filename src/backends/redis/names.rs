@@ -1,7 +1,8 @@
 //! The names of a lock's keys in Redis.
 //!
-//! A lock's own name has no braces, since keys are encoded without them. Every other name has braces, so none can be taken for a
-//! lock. All have the lock's name as their hash tag, so that a cluster keeps them together.
+//! A lock's own name has no braces, since keys are encoded without them. Every other name has
+//! braces, so none can be taken for a lock. All have the lock's name as their hash tag, so that a
+//! cluster keeps them together.
 
 use crate::lock::{Encoding, Error, Key, Kind, Namespace, Result};
 
@@ -44,7 +45,8 @@ pub(in crate::backends) struct RedisNames {
     pub wakes: String,
     /// The list on which all waiters of `ordered_queue` block too.
     pub wake_ordered: String,
-    /// The prefix of the strings against late requests, one for each hold whose request went unanswered.
+    /// The prefix of the strings against late requests, one for each hold whose request went
+    /// unanswered.
     pub late: String,
     /// On Tair, the waiters for a share or in fair order, and the offers to them.
     pub tair_queue: String,
@@ -60,8 +62,8 @@ impl RedisNames {
     /// Returns the names of `key`'s lock.
     ///
     /// # Errors
-    /// In the empty namespace, for a key that has to be encoded: other libraries use the lock under another name, so they and dlock
-    /// would not exclude each other.
+    /// In the empty namespace, for a key that has to be encoded: other libraries use the lock under
+    /// another name, so they and dlock would not exclude each other.
     pub(in crate::backends) fn new(namespace: &Namespace, key: &Key) -> Result<Self> {
         let encoded = ENCODING.encode(key);
         if namespace.as_str().is_empty() && encoded != key.as_str() {
@@ -109,7 +111,8 @@ pub(in crate::backends) fn prefix(namespace: &Namespace) -> String {
     }
 }
 
-/// Returns the key whose lock is stored as `name`; `None` if `name` is no lock's name in this namespace.
+/// Returns the key whose lock is stored as `name`; `None` if `name` is no lock's name in this
+/// namespace.
 pub(in crate::backends) fn key_of(namespace: &Namespace, name: &str) -> Option<Key> {
     let key = ENCODING.decode(name.strip_prefix(&prefix(namespace))?)?;
     RedisNames::new(namespace, &key).is_ok().then_some(key)
@@ -121,10 +124,21 @@ pub(in crate::backends) fn side_start(namespace: &Namespace, start: &str) -> Str
     format!("{prefix}{{{prefix}{}", ENCODING.encode_str(start))
 }
 
-/// Returns the lock's key of a name next to the lock, and the kind of data, such as `runs` or `starts`.
-pub(in crate::backends) fn side_of<'a>(namespace: &Namespace, name: &'a str) -> Option<(Key, &'a str)> {
-    let (lock, what) = name.strip_prefix(&prefix(namespace))?.strip_prefix('{')?.split_once("}:")?;
-    let what = if namespace.as_str().is_empty() { what.strip_prefix("dlock-")? } else { what };
+/// Returns the lock's key of a name next to the lock, and the kind of data, such as `runs` or
+/// `starts`.
+pub(in crate::backends) fn side_of<'a>(
+    namespace: &Namespace,
+    name: &'a str,
+) -> Option<(Key, &'a str)> {
+    let (lock, what) = name
+        .strip_prefix(&prefix(namespace))?
+        .strip_prefix('{')?
+        .split_once("}:")?;
+    let what = if namespace.as_str().is_empty() {
+        what.strip_prefix("dlock-")?
+    } else {
+        what
+    };
     Some((key_of(namespace, lock)?, what))
 }
 
@@ -133,7 +147,8 @@ pub(in crate::backends) fn is_run_data(what: &str) -> bool {
     ["record", "runs", "bad-runs", "skips", "starts"].contains(&what) || what.starts_with("starts-")
 }
 
-/// Returns a pattern for `SCAN` that matches exactly the names that begin with `start`, taken literally.
+/// Returns a pattern for `SCAN` that matches exactly the names that begin with `start`, taken
+/// literally.
 pub(in crate::backends) fn pattern(start: &str) -> String {
     let mut pattern = String::with_capacity(start.len() + 1);
     for c in start.chars() {
@@ -190,7 +205,8 @@ mod tests {
                 if a != b {
                     prop_assert!(side != &of_b.lock && !sides(&of_b).contains(&side));
                 }
-                // The whole hash tag, from the first brace to the next closing one, is the lock's name.
+                // The whole hash tag, from the first brace to the next closing one, is the lock's
+                // name.
                 let tag = side.split_once('{').unwrap().1.split_once('}').unwrap().0;
                 prop_assert_eq!(tag, &of_a.lock);
             }
@@ -204,12 +220,25 @@ mod tests {
         assert_eq!(names.lock, "dlock:a%7Bb%7Dc");
         assert_eq!(names.fence, "redisson_lock_token:{dlock:a%7Bb%7Dc}");
         assert_eq!(names.record, "dlock:{dlock:a%7Bb%7Dc}:record");
-        assert!(names.record.starts_with(&side_start(&Namespace::default(), "a{")));
-        assert_eq!(side_of(&Namespace::default(), &names.bad_runs), Some((key.clone(), "bad-runs")));
+        assert!(
+            names
+                .record
+                .starts_with(&side_start(&Namespace::default(), "a{"))
+        );
+        assert_eq!(
+            side_of(&Namespace::default(), &names.bad_runs),
+            Some((key.clone(), "bad-runs"))
+        );
         let none = Namespace::new("").unwrap();
         let bare = RedisNames::new(&none, &Key::new("a:b c").unwrap()).unwrap();
-        assert_eq!((bare.lock.as_str(), bare.wake.as_str()), ("a:b c", "{a:b c}:dlock-wake"));
-        assert_eq!(side_of(&none, &bare.runs), Some((Key::new("a:b c").unwrap(), "runs")));
+        assert_eq!(
+            (bare.lock.as_str(), bare.wake.as_str()),
+            ("a:b c", "{a:b c}:dlock-wake")
+        );
+        assert_eq!(
+            side_of(&none, &bare.runs),
+            Some((Key::new("a:b c").unwrap(), "runs"))
+        );
         assert_eq!(side_of(&none, "{a:b c}:runs"), None, "another program's");
     }
 
@@ -219,7 +248,10 @@ mod tests {
         for key in ["{order}:7", "disc-50%", "a}b", "a\u{1}b"] {
             let Ok(key) = Key::new(key) else { continue };
             let error = RedisNames::new(&none, &key).err().expect("refused");
-            assert!(error.kind == Kind::Usage && error.hint.is_some(), "{error:?}");
+            assert!(
+                error.kind == Kind::Usage && error.hint.is_some(),
+                "{error:?}"
+            );
             assert!(RedisNames::new(&Namespace::default(), &key).is_ok());
             assert_eq!(key_of(&none, &ENCODING.encode(&key)), None);
         }

@@ -22,60 +22,103 @@ pub struct RedisOptions {
     pub password: Option<Secret>,
     /// The namespace of every key.
     pub namespace: Namespace,
-    /// The replicas that must confirm a grant or a renewal before it counts; `None` to wait for no replica.
+    /// The replicas that must confirm a grant or a renewal before it counts; `None` to wait for no
+    /// replica.
     pub replicas: Option<Replicas>,
 }
 
 impl RedisOptions {
     /// Options for database 0 of `server` in the namespace `dlock`, without TLS or password.
     pub fn new(server: RedisServer) -> Self {
-        Self { server, tls: None, db: 0, user: None, password: None, namespace: Namespace::default(), replicas: None }
+        Self {
+            server,
+            tls: None,
+            db: 0,
+            user: None,
+            password: None,
+            namespace: Namespace::default(),
+            replicas: None,
+        }
     }
 
     /// Returns the same options for the single server at `address`.
     pub(super) fn at(&self, address: &Address) -> Self {
-        Self { server: RedisServer::Tcp { host: address.host.clone(), port: address.port }, ..self.clone() }
+        Self {
+            server: RedisServer::Tcp {
+                host: address.host.clone(),
+                port: address.port,
+            },
+            ..self.clone()
+        }
     }
 
-    /// Notes that a connection was left because of this error: another address of the server's name may lead to the right server.
+    /// Notes that a connection was left because of this error: another address of the server's name
+    /// may lead to the right server.
     pub(in crate::backends) fn left(&self, error: &Error) {
-        if let (Origin::WrongServer, RedisServer::Tcp { host, port }) = (error.origin, &self.server) {
+        if let (Origin::WrongServer, RedisServer::Tcp { host, port }) = (error.origin, &self.server)
+        {
             net::leave(host, *port);
         }
     }
 
     /// Returns the URL without user and password.
     pub fn redacted_url(&self) -> String {
-        let scheme = if self.tls.is_some() { "rediss" } else { "redis" };
+        let scheme = if self.tls.is_some() {
+            "rediss"
+        } else {
+            "redis"
+        };
         let (place, db) = match &self.server {
-            RedisServer::Tcp { host, port } => {
-                (format!("{scheme}://{}", Address { host: host.clone(), port: *port }), format!("/{}", self.db))
+            RedisServer::Tcp { host, port } => (
+                format!(
+                    "{scheme}://{}",
+                    Address {
+                        host: host.clone(),
+                        port: *port
+                    }
+                ),
+                format!("/{}", self.db),
+            ),
+            RedisServer::Unix(path) => (
+                format!("redis+unix://{}", path.display()),
+                format!("?db={}", self.db),
+            ),
+            RedisServer::Sentinel(Sentinel {
+                sentinels, master, ..
+            }) => (
+                format!("{scheme}+sentinel://{}/{master}", list(sentinels)),
+                format!("?db={}", self.db),
+            ),
+            RedisServer::Cluster(seeds) => {
+                (format!("{scheme}+cluster://{}", list(seeds)), String::new())
             }
-            RedisServer::Unix(path) => (format!("redis+unix://{}", path.display()), format!("?db={}", self.db)),
-            RedisServer::Sentinel(Sentinel { sentinels, master, .. }) => {
-                (format!("{scheme}+sentinel://{}/{master}", list(sentinels)), format!("?db={}", self.db))
-            }
-            RedisServer::Cluster(seeds) => (format!("{scheme}+cluster://{}", list(seeds)), String::new()),
         };
         if self.db == 0 { place } else { place + &db }
     }
 
     /// Returns the store's identity, independent of how it is reached.
     ///
-    /// A URL may name any of a deployment's sentinels or nodes, so the identity names none. Two masters of one name, and any two clusters,
-    /// have the same identity. A hold of another store is then refused by the store itself. Two identities for one store would
-    /// be worse: a nested run would wait for its own ancestor.
+    /// A URL may name any of a deployment's sentinels or nodes, so the identity names none. Two
+    /// masters of one name, and any two clusters, have the same identity. A hold of another store
+    /// is then refused by the store itself. Two identities for one store would be worse: a nested
+    /// run would wait for its own ancestor.
     pub(super) fn identity(&self) -> String {
         match &self.server {
             RedisServer::Tcp { .. } | RedisServer::Unix(_) => self.redacted_url(),
-            RedisServer::Sentinel(sentinel) => format!("redis+sentinel:///{}?db={}", sentinel.master, self.db),
+            RedisServer::Sentinel(sentinel) => {
+                format!("redis+sentinel:///{}?db={}", sentinel.master, self.db)
+            }
             RedisServer::Cluster(_) => "redis+cluster:".into(),
         }
     }
 }
 
 fn list(addresses: &[Address]) -> String {
-    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+    addresses
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 /// A server's address, or the servers that know it.
@@ -120,7 +163,11 @@ pub struct Address {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') { write!(f, "[{}]:{}", self.host, self.port) } else { write!(f, "{}:{}", self.host, self.port) }
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
     }
 }
 
@@ -136,9 +183,10 @@ pub struct Replicas {
 impl Replicas {
     /// Every known replica, and at least one.
     ///
-    /// Only `ALL` keeps a cut-off master from confirming grants that its successor doesn't have: the promoted replica's confirmation is
-    /// missing. Sentinels and cluster nodes also know cut-off replicas. A single server reports only connected ones; dlock never
-    /// expects fewer than it has seen.
+    /// Only `ALL` keeps a cut-off master from confirming grants that its successor doesn't have:
+    /// the promoted replica's confirmation is missing. Sentinels and cluster nodes also know
+    /// cut-off replicas. A single server reports only connected ones; dlock never expects fewer
+    /// than it has seen.
     pub const ALL: u32 = u32::MAX;
 
     /// The default of `within`.

@@ -66,21 +66,34 @@ impl Redis {
         read_state(key.clone(), &names, &replies)
     }
 
-    pub(super) async fn read_locks(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
+    pub(super) async fn read_locks(
+        &mut self,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<LockState>> {
         let mut states = BTreeMap::new();
         for server in self.servers.all().await? {
             let mut conn = self.servers.to(server).await?;
-            let keys: Vec<Key> = self.scan(&mut conn, start, progress).await?.into_iter().collect();
+            let keys: Vec<Key> = self
+                .scan(&mut conn, start, progress)
+                .await?
+                .into_iter()
+                .collect();
             let mut moved = Vec::new();
             for batch in keys.chunks(BATCH) {
                 let mut pipeline = redis::pipe();
-                let names: Vec<RedisNames> = batch.iter().map(|key| self.names(key)).collect::<Result<_>>()?;
+                let names: Vec<RedisNames> = batch
+                    .iter()
+                    .map(|key| self.names(key))
+                    .collect::<Result<_>>()?;
                 for names in &names {
                     add_reads(&mut pipeline, names);
                 }
                 let replies = exchange(&mut conn, &pipeline).await?;
                 progress.part();
-                for ((key, names), replies) in batch.iter().zip(&names).zip(replies.chunks(PER_LOCK)) {
+                for ((key, names), replies) in
+                    batch.iter().zip(&names).zip(replies.chunks(PER_LOCK))
+                {
                     if replies.iter().any(|reply| conn.redirect(reply).is_some()) {
                         moved.push(key);
                     } else {
@@ -97,17 +110,44 @@ impl Redis {
         Ok(states.into_values().collect())
     }
 
-    /// Returns the keys that begin with `start` and have a hash. A set, since a scan may return a key twice.
-    async fn scan(&self, conn: &mut ServerConnection, start: &str, progress: &Progress) -> Result<BTreeSet<Key>> {
+    /// Returns the keys that begin with `start` and have a hash. A set, since a scan may return a
+    /// key twice.
+    async fn scan(
+        &self,
+        conn: &mut ServerConnection,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<BTreeSet<Key>> {
         let namespace = &self.options().namespace;
         let pattern = pattern(&(prefix(namespace) + &ENCODING.encode_str(start)));
-        scan(conn, (&pattern, Some("hash")), |name| key_of(namespace, name), progress).await
+        scan(
+            conn,
+            (&pattern, Some("hash")),
+            |name| key_of(namespace, name),
+            progress,
+        )
+        .await
     }
 
-    pub(super) async fn known_keys(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+    pub(super) async fn known_keys(
+        &mut self,
+        start: &str,
+        which: Which,
+        progress: &Progress,
+    ) -> Result<Vec<Key>> {
         let namespace = self.options().namespace.clone();
-        let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { is_run_data(what) };
-        let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
+        let wanted = |what: &str| {
+            if which == Which::Kept {
+                what == "starts"
+            } else {
+                is_run_data(what)
+            }
+        };
+        let of = |name: &str| {
+            side_of(&namespace, name)
+                .filter(|(_, what)| wanted(what))
+                .map(|(key, _)| key)
+        };
         let pattern = pattern(&side_start(&namespace, start));
         let mut known = BTreeSet::new();
         for server in self.servers.all().await? {
@@ -116,7 +156,13 @@ impl Redis {
             if which == Which::All {
                 known.extend(keys);
             } else {
-                self.keep_denying(&mut conn, &keys.into_iter().collect::<Vec<_>>(), &mut known, progress).await?;
+                self.keep_denying(
+                    &mut conn,
+                    &keys.into_iter().collect::<Vec<_>>(),
+                    &mut known,
+                    progress,
+                )
+                .await?;
             }
             self.servers.rest(conn);
         }
@@ -124,7 +170,13 @@ impl Redis {
     }
 
     /// Adds those of the keys to `known` whose run records may deny other runs.
-    async fn keep_denying(&self, conn: &mut ServerConnection, keys: &[Key], known: &mut BTreeSet<Key>, progress: &Progress) -> Result<()> {
+    async fn keep_denying(
+        &self,
+        conn: &mut ServerConnection,
+        keys: &[Key],
+        known: &mut BTreeSet<Key>,
+        progress: &Progress,
+    ) -> Result<()> {
         for batch in keys.chunks(10 * BATCH) {
             let mut pipeline = redis::pipe();
             pipeline.cmd("TIME");
@@ -134,13 +186,23 @@ impl Redis {
             let replies = exchange(conn, &pipeline).await?;
             progress.part();
             let (time, records) = replies.split_first().ok_or_else(failure::unreadable)?;
-            let now = readable(time)?.and_then(read_time).and_then(|now| u64::try_from(now).ok()).unwrap_or_default();
+            let now = readable(time)?
+                .and_then(read_time)
+                .and_then(|now| u64::try_from(now).ok())
+                .unwrap_or_default();
             let kept = |record: &Value| {
                 let record = starts::read_record(&reply::pairs(readable(record).ok()??)?);
                 Some(record.current_denial(now).is_some())
             };
-            // A run record that a cluster has moved can't be read here. Its key is added: it is read later, with the lock.
-            known.extend(batch.iter().zip(records).filter(|(_, record)| kept(record) != Some(false)).map(|(key, _)| key.clone()));
+            // A run record that a cluster has moved can't be read here. Its key is added: it is
+            // read later, with the lock.
+            known.extend(
+                batch
+                    .iter()
+                    .zip(records)
+                    .filter(|(_, record)| kept(record) != Some(false))
+                    .map(|(key, _)| key.clone()),
+            );
         }
         Ok(())
     }
@@ -155,12 +217,17 @@ impl Redis {
                     self.servers.put_back(name, conn);
                     return Ok(replies);
                 }
-                Some(redirect @ Redirect::Moved(_)) => conn = self.servers.follow(name, redirect, conn).await?,
+                Some(redirect @ Redirect::Moved(_)) => {
+                    conn = self.servers.follow(name, redirect, conn).await?;
+                }
                 Some(redirect @ Redirect::Ask(_)) => {
                     let mut there = self.servers.follow(name, redirect, conn).await?;
                     for (command, reply) in pipeline.cmd_iter().zip(&mut replies) {
                         if there.redirect(reply).is_some() {
-                            *reply = there.ask(&command.get_packed_command()).await.map_err(|error| error.effect(Effect::NotApplied))?;
+                            *reply = there
+                                .ask(&command.get_packed_command())
+                                .await
+                                .map_err(|error| error.effect(Effect::NotApplied))?;
                         }
                     }
                     self.servers.rest(there);
@@ -173,9 +240,15 @@ impl Redis {
 }
 
 /// Sends several read commands in one packet. A failure has changed nothing.
-pub(super) async fn exchange(conn: &mut ServerConnection, pipeline: &Pipeline) -> Result<Vec<Value>> {
+pub(super) async fn exchange(
+    conn: &mut ServerConnection,
+    pipeline: &Pipeline,
+) -> Result<Vec<Value>> {
     let packed = pipeline.get_packed_pipeline();
-    conn.connection.exchange(&packed, pipeline.len()).await.map_err(|error| error.effect(Effect::NotApplied))
+    conn.connection
+        .exchange(&packed, pipeline.len())
+        .await
+        .map_err(|error| error.effect(Effect::NotApplied))
 }
 
 fn add_held(states: &mut BTreeMap<Key, LockState>, read: Result<LockState>) -> Result<()> {
@@ -192,7 +265,20 @@ fn add_held(states: &mut BTreeMap<Key, LockState>, read: Result<LockState>) -> R
 }
 
 fn read_state(key: Key, names: &RedisNames, replies: &[Value]) -> Result<LockState> {
-    let [time, kind, lock, lock_len, pttl, record, queue, infos, fence, shares, ordered_queue] = replies else {
+    let [
+        time,
+        kind,
+        lock,
+        lock_len,
+        pttl,
+        record,
+        queue,
+        infos,
+        fence,
+        shares,
+        ordered_queue,
+    ] = replies
+    else {
         return Err(failure::unreadable());
     };
     let now = readable(time)?.and_then(read_time);
@@ -205,7 +291,10 @@ fn read_state(key: Key, names: &RedisNames, replies: &[Value]) -> Result<LockSta
         now,
         pttl: readable(pttl)?.and_then(reply::int),
         lock: readable(lock)?.and_then(reply::pairs).unwrap_or_default(),
-        lock_len: readable(lock_len)?.and_then(reply::int).and_then(|len| usize::try_from(len).ok()).unwrap_or_default(),
+        lock_len: readable(lock_len)?
+            .and_then(reply::int)
+            .and_then(|len| usize::try_from(len).ok())
+            .unwrap_or_default(),
         record: readable(record)?.and_then(reply::pairs).unwrap_or_default(),
         shares: readable(shares)?.map(read_shares).unwrap_or_default(),
     };
@@ -216,7 +305,11 @@ fn read_state(key: Key, names: &RedisNames, replies: &[Value]) -> Result<LockSta
             }
             snapshot.holders()?
         }
-        "none" => LockSnapshot { lock: Vec::new(), ..snapshot }.holders()?,
+        "none" => LockSnapshot {
+            lock: Vec::new(),
+            ..snapshot
+        }
+        .holders()?,
         "string" => vec![foreign(Mode::Exclusive, snapshot.expires_in())],
         other => return Err(failure::no_lock(&format!("a {other}"))),
     };
@@ -231,7 +324,10 @@ fn read_state(key: Key, names: &RedisNames, replies: &[Value]) -> Result<LockSta
         stored_as: names.lock.clone(),
         holders,
         waiters: waiters(now, waiting, readable(infos)?.unwrap_or(&none)),
-        last_fence: readable(fence)?.and_then(reply::int).and_then(|fence| u64::try_from(fence).ok()).map(Fence),
+        last_fence: readable(fence)?
+            .and_then(reply::int)
+            .and_then(|fence| u64::try_from(fence).ok())
+            .map(Fence),
         nodes: Vec::new(),
     })
 }
@@ -239,18 +335,29 @@ fn read_state(key: Key, names: &RedisNames, replies: &[Value]) -> Result<LockSta
 /// Returns the reply; `None` if the user may not read the key, or if its type is wrong.
 pub(in crate::backends) fn readable(reply: &Value) -> Result<Option<&Value>> {
     match reply {
-        Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoPerm) || error.code() == "WRONGTYPE" => Ok(None),
+        Value::ServerError(error)
+            if error.kind() == Some(ServerErrorKind::NoPerm) || error.code() == "WRONGTYPE" =>
+        {
+            Ok(None)
+        }
         Value::ServerError(error) => Err(failure::refused(error)),
         reply => Ok(Some(reply)),
     }
 }
 
 pub(in crate::backends) fn read_time(reply: &Value) -> Option<i64> {
-    let [seconds, micros] = reply::items(reply)? else { return None };
-    Some(reply::int(seconds)?.saturating_mul(1000).saturating_add(reply::int(micros)? / 1000))
+    let [seconds, micros] = reply::items(reply)? else {
+        return None;
+    };
+    Some(
+        reply::int(seconds)?
+            .saturating_mul(1000)
+            .saturating_add(reply::int(micros)? / 1000),
+    )
 }
 
-/// Returns the keys of the Redis names that match `pattern`. A set, since a scan may return a name twice.
+/// Returns the keys of the Redis names that match `pattern`. A set, since a scan may return a name
+/// twice.
 async fn scan(
     conn: &mut ServerConnection,
     (pattern, kind): (&str, Option<&str>),
@@ -261,7 +368,13 @@ async fn scan(
     let mut cursor = "0".to_owned();
     loop {
         let mut pipeline = redis::pipe();
-        pipeline.cmd("SCAN").arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
+        pipeline
+            .cmd("SCAN")
+            .arg(&cursor)
+            .arg("MATCH")
+            .arg(pattern)
+            .arg("COUNT")
+            .arg(1000);
         if let Some(kind) = kind {
             pipeline.arg("TYPE").arg(kind);
         }
@@ -284,7 +397,9 @@ pub(in crate::backends) fn add_scanned(
     if let Value::ServerError(error) = reply {
         return Err(failure::refused(error));
     }
-    let Some([next, names]) = reply::items(reply) else { return Err(failure::unreadable()) };
+    let Some([next, names]) = reply::items(reply) else {
+        return Err(failure::unreadable());
+    };
     for name in reply::items(names).unwrap_or_default() {
         if let Value::BulkString(name) = name
             && let Ok(name) = str::from_utf8(name)

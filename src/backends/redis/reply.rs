@@ -2,7 +2,8 @@
 
 use redis::Value;
 
-/// Returns the value as text. Invalid UTF-8 is replaced, since foreign libraries may write any bytes.
+/// Returns the value as text. Invalid UTF-8 is replaced, since foreign libraries may write any
+/// bytes.
 pub(in crate::backends) fn text(value: &Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
@@ -32,5 +33,8 @@ pub(in crate::backends) fn items(value: &Value) -> Option<&[Value]> {
 
 /// Returns the pairs of a list that alternates fields and values.
 pub(in crate::backends) fn pairs(value: &Value) -> Option<Vec<(String, String)>> {
-    items(value)?.chunks(2).map(|pair| Some((text(pair.first()?)?, text(pair.get(1)?)?))).collect()
+    items(value)?
+        .chunks(2)
+        .map(|pair| Some((text(pair.first()?)?, text(pair.get(1)?)?)))
+        .collect()
 }

@@ -2,7 +2,8 @@
 
 use redis::Cmd;
 
-/// A script and its SHA-1. The hash is a constant, since computing it would take 1 % of a whole run.
+/// A script and its SHA-1. The hash is a constant, since computing it would take 1 % of a whole
+/// run.
 pub(in crate::backends) struct Script {
     code: &'static str,
     sha: &'static str,
@@ -10,17 +11,39 @@ pub(in crate::backends) struct Script {
 
 macro_rules! script {
     ($file:literal, $sha:literal) => {
-        Script::new(concat!(include_str!("lua/common.lua"), "\n", include_str!("lua/prelude.lua"), "\n", include_str!($file)), $sha)
+        Script::new(
+            concat!(
+                include_str!("lua/common.lua"),
+                "\n",
+                include_str!("lua/prelude.lua"),
+                "\n",
+                include_str!($file)
+            ),
+            $sha,
+        )
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "f1fc0e82833054294cc4791deb508dcf9d0485bb");
-pub(super) static SHARE: Script = script!("lua/share.lua", "8762384873d44cf90dd416a7cc086a62f6977a18");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "cb0d6f3e3d4864301e50024fe25a342e0f601d70");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "bd587e011001987f3610e1cd5bdee3c5d9acf494");
-pub(super) static BREAK: Script = script!("lua/break.lua", "5fff81159648f64be9d1afe3c9da013c71349a44");
-pub(super) static NOTE: Script = script!("lua/note.lua", "55c26860546808b8e6aef51f26cae1a77eac7c7d");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "2fe9496c6eec6afe4c35eb1eb5b05b86400c2aeb");
+pub(super) static ACQUIRE: Script = script!(
+    "lua/acquire.lua",
+    "ee1c12ec06a60b0256fa7da66c3607ce8720d836"
+);
+pub(super) static SHARE: Script =
+    script!("lua/share.lua", "6b31884bb83cb0c417b9ead60068751ee256d0ae");
+pub(super) static RENEW: Script =
+    script!("lua/renew.lua", "d25cef0faf9e746f8c9785dd4c1e3496d713a648");
+pub(super) static RELEASE: Script = script!(
+    "lua/release.lua",
+    "7839d5a7e9aea985eda317a9ca40471c6c7c14d1"
+);
+pub(super) static BREAK: Script =
+    script!("lua/break.lua", "a0094cf1804f40f07cb0b997da7e66c87602d8cd");
+pub(super) static NOTE: Script =
+    script!("lua/note.lua", "67e1495522f8ef742d040e70ef41292d56c71081");
+pub(super) static ABANDON: Script = script!(
+    "lua/abandon.lua",
+    "c305a0579b8fae804b9ba874c967c8d5b00e9499"
+);
 
 impl Script {
     /// Creates a script from its code and its SHA-1.

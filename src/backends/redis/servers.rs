@@ -1,8 +1,9 @@
 //! The server of each lock, and the connections to servers.
 //!
-//! A call takes a connection and puts it back once no reply is pending. If it doesn't, the connection is closed, and the lock's server
-//! is forgotten; the next call finds the server again. So a call that is dropped half-way, or meets a server that is going
-//! down, is safe without further measures.
+//! A call takes a connection and puts it back once no reply is pending. If it doesn't, the
+//! connection is closed, and the lock's server is forgotten; the next call finds the server again.
+//! So a call that is dropped half-way, or meets a server that is going down, is safe without
+//! further measures.
 
 use redis::{ServerError, Value};
 
@@ -40,7 +41,12 @@ impl Servers {
             RedisServer::Sentinel(sentinel) => Topology::Sentinel(Sentinels::new(sentinel.clone())),
             RedisServer::Cluster(seeds) => Topology::Cluster(Cluster::new(seeds.clone())),
         };
-        Self { options, idle: Vec::new(), topology, replicas: Vec::new() }
+        Self {
+            options,
+            idle: Vec::new(),
+            topology,
+            replicas: Vec::new(),
+        }
     }
 
     pub(super) fn options(&self) -> &RedisOptions {
@@ -55,7 +61,11 @@ impl Servers {
 
     /// Records the server's current number of replicas; returns the most that it has had.
     pub(super) fn learn_replicas(&mut self, conn: &ServerConnection, count: u32) -> u32 {
-        match self.replicas.iter_mut().find(|(node, _)| *node == conn.node) {
+        match self
+            .replicas
+            .iter_mut()
+            .find(|(node, _)| *node == conn.node)
+        {
             Some((_, known)) => *known = (*known).max(count),
             None => self.replicas.push((conn.node.clone(), count)),
         }
@@ -68,7 +78,9 @@ impl Servers {
 
     /// Returns a connection to the server of the lock stored as `name`.
     pub(super) async fn take(&mut self, name: &str) -> Result<ServerConnection> {
-        let Topology::Cluster(cluster) = &mut self.topology else { return self.to(None).await };
+        let Topology::Cluster(cluster) = &mut self.topology else {
+            return self.to(None).await;
+        };
         let node = match cluster.take_owner(name) {
             Some(node) => node,
             None => match cluster.find(&self.options, name).await? {
@@ -79,7 +91,8 @@ impl Servers {
         self.to(Some(node)).await
     }
 
-    /// Like [`Servers::take`], for calls that are not urgent: also learns the cluster's other nodes, for later failures.
+    /// Like [`Servers::take`], for calls that are not urgent: also learns the cluster's other
+    /// nodes, for later failures.
     pub(super) async fn take_for_long(&mut self, name: &str) -> Result<ServerConnection> {
         let mut conn = self.take(name).await?;
         self.learn_over(&mut conn).await?;
@@ -94,7 +107,8 @@ impl Servers {
         }
     }
 
-    /// Returns the connection over which this lock was last found busy, if it is still open. No I/O.
+    /// Returns the connection over which this lock was last found busy, if it is still open. No
+    /// I/O.
     pub(super) fn take_asked(&mut self, name: &str, key: &Key) -> Option<ServerConnection> {
         let node = match &mut self.topology {
             Topology::Cluster(cluster) => Some(cluster.take_owner(name)?),
@@ -108,9 +122,12 @@ impl Servers {
         None
     }
 
-    /// Puts a connection back whose replies have all been read, and records its server as the lock's.
+    /// Puts a connection back whose replies have all been read, and records its server as the
+    /// lock's.
     pub(super) fn put_back(&mut self, name: &str, conn: ServerConnection) {
-        if let (Topology::Cluster(cluster), Some(node), false) = (&mut self.topology, &conn.node, conn.asking) {
+        if let (Topology::Cluster(cluster), Some(node), false) =
+            (&mut self.topology, &conn.node, conn.asking)
+        {
             cluster.set_owner(name, node.clone());
         }
         self.rest(conn);
@@ -118,23 +135,35 @@ impl Servers {
 
     /// Puts a connection back whose replies have all been read.
     pub(super) fn rest(&mut self, conn: ServerConnection) {
-        self.idle.push(ServerConnection { asking: false, ..conn });
+        self.idle.push(ServerConnection {
+            asking: false,
+            ..conn
+        });
     }
 
-    /// Puts the connection back after this reply. After the error of a wrong server, or a transient one of a deployment's server, the next
-    /// call finds the server anew.
+    /// Puts the connection back after this reply. After the error of a wrong server, or a transient
+    /// one of a deployment's server, the next call finds the server anew.
     pub(super) fn put_back_after(&mut self, name: &str, conn: ServerConnection, reply: &Value) {
-        let Value::ServerError(error) = reply else { return self.put_back(name, conn) };
+        let Value::ServerError(error) = reply else {
+            return self.put_back(name, conn);
+        };
         let error = self.refused(error);
         match &self.topology {
             Topology::Known if error.ends_connection() => self.options.left(&error),
-            Topology::Sentinel(_) | Topology::Cluster(_) if error.is_transient() || error.ends_connection() => {}
+            Topology::Sentinel(_) | Topology::Cluster(_)
+                if error.is_transient() || error.ends_connection() => {}
             _ => self.put_back(name, conn),
         }
     }
 
-    /// Returns a connection to the target of a redirection. All replies of `conn` must have been read.
-    pub(super) async fn follow(&mut self, name: &str, redirect: Redirect, conn: ServerConnection) -> Result<ServerConnection> {
+    /// Returns a connection to the target of a redirection. All replies of `conn` must have been
+    /// read.
+    pub(super) async fn follow(
+        &mut self,
+        name: &str,
+        redirect: Redirect,
+        conn: ServerConnection,
+    ) -> Result<ServerConnection> {
         match redirect {
             Redirect::Moved(node) => {
                 self.rest(conn);
@@ -142,14 +171,18 @@ impl Servers {
             }
             Redirect::Ask(node) => {
                 self.put_back(name, conn);
-                Ok(ServerConnection { asking: true, ..self.to(Some(node)).await? })
+                Ok(ServerConnection {
+                    asking: true,
+                    ..self.to(Some(node)).await?
+                })
             }
         }
     }
 
     /// Records the lock's new node, without connecting to it.
     pub(super) fn moved(&mut self, name: &str, redirect: &Redirect) {
-        if let (Topology::Cluster(cluster), Redirect::Moved(node)) = (&mut self.topology, redirect) {
+        if let (Topology::Cluster(cluster), Redirect::Moved(node)) = (&mut self.topology, redirect)
+        {
             cluster.set_owner(name, node.clone());
         }
     }
@@ -157,7 +190,12 @@ impl Servers {
     /// Returns all servers that store locks, each as an argument for [`Servers::to`].
     pub(super) async fn all(&mut self) -> Result<Vec<Option<Address>>> {
         match &mut self.topology {
-            Topology::Cluster(cluster) => Ok(cluster.find_masters(&self.options).await?.into_iter().map(Some).collect()),
+            Topology::Cluster(cluster) => Ok(cluster
+                .find_masters(&self.options)
+                .await?
+                .into_iter()
+                .map(Some)
+                .collect()),
             Topology::Known | Topology::Sentinel(_) => Ok(vec![None]),
         }
     }
@@ -169,24 +207,33 @@ impl Servers {
         }
         let connection = match (&mut self.topology, &node) {
             (Topology::Sentinel(sentinels), _) => sentinels.open_master(&self.options).await?,
-            (Topology::Cluster(_), Some(node)) => {
-                RedisConnection::open(&self.options.at(node)).await.map_err(|error| failure::of("node", node, error))?
-            }
+            (Topology::Cluster(_), Some(node)) => RedisConnection::open(&self.options.at(node))
+                .await
+                .map_err(|error| failure::of("node", node, error))?,
             _ => RedisConnection::open(&self.options).await?,
         };
-        Ok(ServerConnection { connection, node, asking: false })
+        Ok(ServerConnection {
+            connection,
+            node,
+            asking: false,
+        })
     }
 
     fn take_idle(&mut self, node: Option<&Address>) -> Option<ServerConnection> {
         self.idle.retain(|conn| conn.connection.is_open());
-        let at = self.idle.iter().position(|conn| conn.node.as_ref() == node)?;
+        let at = self
+            .idle
+            .iter()
+            .position(|conn| conn.node.as_ref() == node)?;
         Some(self.idle.swap_remove(at))
     }
 
     /// Converts a server's error reply, in terms of the deployment.
     pub(super) fn refused(&self, error: &ServerError) -> Error {
         match (&self.topology, error.code()) {
-            (Topology::Sentinel(_), "READONLY" | "UNBLOCKED" | "MASTERDOWN") => failure::no_master(),
+            (Topology::Sentinel(_), "READONLY" | "UNBLOCKED" | "MASTERDOWN") => {
+                failure::no_master()
+            }
             (Topology::Cluster(_), "MOVED" | "ASK" | "READONLY") => failure::lost_in_cluster(),
             _ => failure::refused(error),
         }

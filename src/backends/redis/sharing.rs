@@ -5,8 +5,16 @@ use crate::lock::{Key, Library, Result, Sharing};
 
 /// Redisson's locks: hashes, like dlock's on a single Redis, with sentinels and in clusters.
 const REDISSON: [Library; 3] = [
-    Library::shares("Redisson getLock", "redisson.getLock({string}).lock();", "a waiter is woken by dlock's release"),
-    Library::shares("Redisson getFairLock", "redisson.getFairLock({string}).lock();", "a waiter is woken by dlock's release"),
+    Library::shares(
+        "Redisson getLock",
+        "redisson.getLock({string}).lock();",
+        "a waiter is woken by dlock's release",
+    ),
+    Library::shares(
+        "Redisson getFairLock",
+        "redisson.getFairLock({string}).lock();",
+        "a waiter is woken by dlock's release",
+    ),
     Library::shares(
         "Redisson getReadWriteLock",
         "redisson.getReadWriteLock({string}).readLock().lock();",
@@ -21,17 +29,41 @@ const STRINGS: [Library; 6] = [
         "client.lock({string}, timeout=60).acquire()",
         "without timeout= a crashed holder keeps the lock until the key is deleted",
     ),
-    Library::shares("redlock-py", "Redlock([{\"host\": \"r1\"}]).lock({string}, 60000)", "one host, or all of redlock://"),
-    Library::shares("node redlock", "await redlock.acquire([{string}], 60000)", "one client, or one for each host of redlock://"),
-    Library::shares("ioredis", "await redis.set({string}, token, \"PX\", 60000, \"NX\")", "and any other SET NX with an expiry"),
-    Library::shares("pottery", "Redlock(key={string}, masters={client}).acquire()", "it puts redlock: before the name")
-        .with_prefix("redlock:"),
-    Library::shares("redis-semaphore Mutex", "await new Mutex(client, {string}).acquire()", "it puts mutex: before the name")
-        .with_prefix("mutex:"),
+    Library::shares(
+        "redlock-py",
+        "Redlock([{\"host\": \"r1\"}]).lock({string}, 60000)",
+        "one host, or all of redlock://",
+    ),
+    Library::shares(
+        "node redlock",
+        "await redlock.acquire([{string}], 60000)",
+        "one client, or one for each host of redlock://",
+    ),
+    Library::shares(
+        "ioredis",
+        "await redis.set({string}, token, \"PX\", 60000, \"NX\")",
+        "and any other SET NX with an expiry",
+    ),
+    Library::shares(
+        "pottery",
+        "Redlock(key={string}, masters={client}).acquire()",
+        "it puts redlock: before the name",
+    )
+    .with_prefix("redlock:"),
+    Library::shares(
+        "redis-semaphore Mutex",
+        "await new Mutex(client, {string}).acquire()",
+        "it puts mutex: before the name",
+    )
+    .with_prefix("mutex:"),
 ];
 
-const PYTHON_REDIS_LOCK: Library =
-    Library::shares("python-redis-lock", "redis_lock.Lock(client, {string}, expire=60).acquire()", "").with_prefix("lock:");
+const PYTHON_REDIS_LOCK: Library = Library::shares(
+    "python-redis-lock",
+    "redis_lock.Lock(client, {string}, expire=60).acquire()",
+    "",
+)
+.with_prefix("lock:");
 
 const SEMAPHORES: Library = Library::strange(
     "semaphores",
@@ -51,15 +83,37 @@ pub(in crate::backends) const LIBRARIES: [Library; 12] = {
     let [py, redlock_py, node, set, pottery, mutex] = STRINGS;
     let about = "it puts lock: before the name; while dlock holds the lock it raises ResponseError (WRONGTYPE) instead of waiting: \
                  redlock://HOST?allow_few=yes keeps a string, for which it waits";
-    [lock, fair, rw, py, redlock_py, node, set, pottery, mutex, Library { about, ..PYTHON_REDIS_LOCK }, PYTHON_OTHERS, SEMAPHORES]
+    [
+        lock,
+        fair,
+        rw,
+        py,
+        redlock_py,
+        node,
+        set,
+        pottery,
+        mutex,
+        Library {
+            about,
+            ..PYTHON_REDIS_LOCK
+        },
+        PYTHON_OTHERS,
+        SEMAPHORES,
+    ]
 };
 
 /// The libraries for Redlock and Tair, where dlock's lock is a string too.
 pub(in crate::backends) const OF_STRINGS: [Library; 8] = {
     let [py, redlock_py, node, set, pottery, mutex] = STRINGS;
-    let python = Library { about: "it puts lock: before the name; a waiter is not woken by dlock's release", ..PYTHON_REDIS_LOCK };
+    let python = Library {
+        about: "it puts lock: before the name; a waiter is not woken by dlock's release",
+        ..PYTHON_REDIS_LOCK
+    };
     let [redisson, ..] = REDISSON;
-    let redisson = Library { about: "at a string it raises an error (WRONGTYPE) instead of waiting: use redis://", ..redisson };
+    let redisson = Library {
+        about: "at a string it raises an error (WRONGTYPE) instead of waiting: use redis://",
+        ..redisson
+    };
     [py, redlock_py, node, set, pottery, mutex, python, redisson]
 };
 
@@ -68,5 +122,9 @@ pub(in crate::backends) const OF_STRINGS: [Library; 8] = {
 /// # Errors
 /// If the key has no name in the store.
 pub fn sharing(options: &RedisOptions, key: &Key) -> Result<Sharing> {
-    Ok(Sharing::new(RedisNames::new(&options.namespace, key)?.lock, &LIBRARIES, &[]))
+    Ok(Sharing::new(
+        RedisNames::new(&options.namespace, key)?.lock,
+        &LIBRARIES,
+        &[],
+    ))
 }

@@ -9,7 +9,9 @@ use crate::{
         net::transport,
         redis::{
             self,
-            examine::{Needs, SERVER, ServerReport, ServerRole, grants, merge, questions, server_time},
+            examine::{
+                Needs, SERVER, ServerReport, ServerRole, grants, merge, questions, server_time,
+            },
         },
     },
     lock::{Admin, Check, Finding, Grants, Notice, Result, Role, ServerTime, check},
@@ -18,7 +20,10 @@ use crate::{
 /// Returns the checks that follow those of every Redis server.
 pub const CHECKS: &[Check] = &[
     check("nodes", "how many nodes answer, and how many may fail"),
-    check("independence", "whether the nodes are servers of their own: not one twice, none a replica, not all on one host"),
+    check(
+        "independence",
+        "whether the nodes are servers of their own: not one twice, none a replica, not all on one host",
+    ),
 ];
 
 impl Redlock {
@@ -32,7 +37,10 @@ impl Redlock {
             match answer {
                 Ok(replies) => {
                     let server = ServerReport::read(replies);
-                    each.push((node, server.findings(&self.options.nodes[n], ServerRole::Vote)));
+                    each.push((
+                        node,
+                        server.findings(&self.options.nodes[n], ServerRole::Vote),
+                    ));
                     told.push((n, server));
                 }
                 Err(error) => silent.push(format!("{node} ({})", error.message)),
@@ -48,10 +56,14 @@ impl Redlock {
     fn quorum(&self, silent: &[String]) -> Finding {
         const ID: &str = "nodes";
         let (all, needed) = (self.nodes.len(), self.nodes.majority());
-        let text = format!("{} of {all} nodes answer, {needed} are needed", all - silent.len());
+        let text = format!(
+            "{} of {all} nodes answer, {needed} are needed",
+            all - silent.len()
+        );
         if !silent.is_empty() {
             let risk = "a lock is held by fewer nodes than it could be, and each that fails or forgets counts";
-            return Finding::warn(ID, format!("{text}; not {}", silent.join(", ")), risk).fix("bring it back");
+            return Finding::warn(ID, format!("{text}; not {}", silent.join(", ")), risk)
+                .fix("bring it back");
         }
         if all < 3 {
             return Finding::warn(ID, text, "none may fail").fix("three nodes, better five");
@@ -61,11 +73,20 @@ impl Redlock {
 
     fn independence(&self, told: &[(usize, ServerReport)]) -> Vec<Finding> {
         const ID: &str = "independence";
-        if told.iter().any(|(_, server)| server.field("run_id").is_none()) {
+        if told
+            .iter()
+            .any(|(_, server)| server.field("run_id").is_none())
+        {
             let why = "the user may not ask for INFO on every node";
-            return vec![Finding::unchecked(ID, "whether the nodes are independent", why).fix("ACL SETUSER USER +info")];
+            return vec![
+                Finding::unchecked(ID, "whether the nodes are independent", why)
+                    .fix("ACL SETUSER USER +info"),
+            ];
         }
-        let facts = told.iter().map(|(n, server)| NodeInfo { n: *n, field: Box::new(|name| server.field(name).map(str::to_owned)) });
+        let facts = told.iter().map(|(n, server)| NodeInfo {
+            n: *n,
+            field: Box::new(|name| server.field(name).map(str::to_owned)),
+        });
         let kin = self.related_nodes(facts.collect());
         if !kin.is_empty() {
             let risk = "one failure counts twice, and two holders may each have a majority";
@@ -76,20 +97,38 @@ impl Redlock {
             };
             return kin.into_iter().map(found).collect();
         }
-        let host = |node: &redis::RedisOptions| name(node).rsplit_once(':').map_or_else(String::new, |(host, _)| host.to_owned());
+        let host = |node: &redis::RedisOptions| {
+            name(node)
+                .rsplit_once(':')
+                .map_or_else(String::new, |(host, _)| host.to_owned())
+        };
         let mut hosts: Vec<String> = self.options.nodes.iter().map(host).collect();
         hosts.sort();
         hosts.dedup();
         let (nodes, different) = (self.nodes.len(), hosts.len());
         if different < nodes {
-            let text = format!("{nodes} nodes on {different} {}", if different == 1 { "host" } else { "hosts" });
-            return vec![Finding::warn(ID, text, "a host that fails takes several votes with it").fix("a host for each node")];
+            let text = format!(
+                "{nodes} nodes on {different} {}",
+                if different == 1 { "host" } else { "hosts" }
+            );
+            return vec![
+                Finding::warn(ID, text, "a host that fails takes several votes with it")
+                    .fix("a host for each node"),
+            ];
         }
-        vec![Finding::ok(ID, format!("{nodes} servers on {different} hosts, none a replica"))]
+        vec![Finding::ok(
+            ID,
+            format!("{nodes} servers on {different} hosts, none a replica"),
+        )]
     }
 
     fn tls(&self) -> Finding {
-        let open: Vec<_> = self.options.nodes.iter().filter(|node| node.tls.is_none()).collect();
+        let open: Vec<_> = self
+            .options
+            .nodes
+            .iter()
+            .filter(|node| node.tls.is_none())
+            .collect();
         if open.is_empty() {
             return transport::verified();
         }
@@ -101,25 +140,44 @@ impl Redlock {
             })
             .collect();
         let has_password = open.iter().any(|node| node.password.is_some());
-        transport::in_clear(hosts, has_password, "a URL that begins with redlocks, and tls-port on the servers")
+        transport::in_clear(
+            hosts,
+            has_password,
+            "a URL that begins with redlocks, and tls-port on the servers",
+        )
     }
 
-    /// Returns notices about nodes that are one server or replicas: their votes are not independent.
+    /// Returns notices about nodes that are one server or replicas: their votes are not
+    /// independent.
     pub(super) fn related_nodes(&self, told: Vec<NodeInfo<'_>>) -> Vec<Notice> {
         let mut notices = Vec::new();
-        let mut notice = |text: String, hint: &str| notices.push(Notice { warning: true, text, hint: Some(hint.into()) });
+        let mut notice = |text: String, hint: &str| {
+            notices.push(Notice {
+                warning: true,
+                text,
+                hint: Some(hint.into()),
+            });
+        };
         let mut servers: Vec<(String, usize)> = Vec::new();
         for NodeInfo { n, field } in told {
             let name = self.nodes.name(n);
             if let Some(id) = field("run_id") {
                 if let Some((_, other)) = servers.iter().find(|(known, _)| *known == id) {
-                    notice(format!("{name} and {} are one server, which counts once", self.nodes.name(*other)), "name each server once");
+                    notice(
+                        format!(
+                            "{name} and {} are one server, which counts once",
+                            self.nodes.name(*other)
+                        ),
+                        "name each server once",
+                    );
                 }
                 servers.push((id, n));
             }
             if field("role").is_some_and(|role| role != "master") {
                 let master = field("master_host").zip(field("master_port"));
-                let of = master.map(|(host, port)| format!(" of {host}:{port}")).unwrap_or_default();
+                let of = master
+                    .map(|(host, port)| format!(" of {host}:{port}"))
+                    .unwrap_or_default();
                 notice(
                     format!("{name} is a replica{of}: the nodes must not copy each other"),
                     "REPLICAOF NO ONE makes it a master of its own",
@@ -157,7 +215,12 @@ impl Admin for Redlock {
                 Some(time)
             })
             .await?;
-        let time = |(n, answer): (usize, &Result<Vec<Value>>)| server_time(self.nodes.name(n).to_owned(), answer.as_ref().ok()?.first()?);
+        let time = |(n, answer): (usize, &Result<Vec<Value>>)| {
+            server_time(
+                self.nodes.name(n).to_owned(),
+                answer.as_ref().ok()?.first()?,
+            )
+        };
         Ok(answers.iter().enumerate().filter_map(time).collect())
     }
 
@@ -183,8 +246,8 @@ impl Admin for Redlock {
             ],
             // inspect checks whether two nodes are one server, or replicas.
             reads: &[
-                "info", "evalsha", "eval", "time", "type", "getrange", "hlen", "pttl", "hget", "hgetall", "hvals", "zrange", "lrange",
-                "get", "scan",
+                "info", "evalsha", "eval", "time", "type", "getrange", "hlen", "pttl", "hget",
+                "hgetall", "hvals", "zrange", "lrange", "get", "scan",
             ],
             publishes: false,
             select: self.options.nodes.iter().any(|node| node.db != 0),

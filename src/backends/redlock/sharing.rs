@@ -11,5 +11,9 @@ use crate::{
 /// # Errors
 /// If the key has no name in the store.
 pub fn sharing(options: &RedlockOptions, key: &Key) -> Result<Sharing> {
-    Ok(Sharing::new(RedisNames::new(&options.namespace, key)?.lock, &OF_STRINGS, &[]))
+    Ok(Sharing::new(
+        RedisNames::new(&options.namespace, key)?.lock,
+        &OF_STRINGS,
+        &[],
+    ))
 }

@@ -7,7 +7,10 @@ use async_trait::async_trait;
 use super::{Names, SqlMode, SqlOptions, SqlServer};
 use crate::{
     backends::net,
-    lock::{Admin, Capabilities, Check, Error, Finding, Grants, Identity, Init, Notice, Origin, Progress, Result, Role, ServerTime},
+    lock::{
+        Admin, Capabilities, Check, Error, Finding, Grants, Identity, Init, Notice, Origin,
+        Progress, Result, Role, ServerTime,
+    },
 };
 
 /// A session of a SQL server.
@@ -17,7 +20,8 @@ pub(in crate::backends) trait Session {
 
     fn id(&self) -> Self::Id;
 
-    /// Ends another session of this process, and waits until it is over. Does nothing if that is not proven to be this process's session.
+    /// Ends another session of this process, and waits until it is over. Does nothing if that is
+    /// not proven to be this process's session.
     async fn end_other(&mut self, other: &Self::Id) -> Result<()>;
 
     /// Whether the session is open and no request is under way, as far as this process knows.
@@ -51,16 +55,26 @@ pub(in crate::backends) trait SqlDatabase: 'static {
     async fn open(options: &Self::Options) -> Result<(Self::Session, Vec<Notice>)>;
 
     /// See [`Admin::init`].
-    async fn init(session: &mut Self::Session, tables: &Self::Tables, mode: SqlMode) -> Result<(Init, Vec<Notice>)>;
+    async fn init(
+        session: &mut Self::Session,
+        tables: &Self::Tables,
+        mode: SqlMode,
+    ) -> Result<(Init, Vec<Notice>)>;
 
     /// Returns the SQL of [`Admin::schema`].
     fn schema(tables: &Self::Tables) -> String;
 
     /// Removes rows that were last used so long ago, and waiters that are gone.
     ///
-    /// A row that is taken again is created anew, with a fence of the server's time in µs. A row is removed only if its fence is less than
-    /// the time in µs of its last use: a fence repeats only if a clock is set back by all of `unused_for`.
-    async fn collect(session: &mut Self::Session, tables: &Self::Tables, options: &SqlOptions, unused_for: Duration) -> Result<u64>;
+    /// A row that is taken again is created anew, with a fence of the server's time in µs. A row is
+    /// removed only if its fence is less than the time in µs of its last use: a fence repeats only
+    /// if a clock is set back by all of `unused_for`.
+    async fn collect(
+        session: &mut Self::Session,
+        tables: &Self::Tables,
+        options: &SqlOptions,
+        unused_for: Duration,
+    ) -> Result<u64>;
 
     /// See [`Admin::examine`].
     async fn examine(options: &Self::Options, tables: &Self::Tables) -> Result<Vec<Finding>>;
@@ -72,7 +86,8 @@ pub(in crate::backends) trait SqlDatabase: 'static {
     fn grants(options: &Self::Options, tables: &Self::Tables, role: Role) -> Grants;
 }
 
-/// One client: it has at most one session that keeps no lock, opened by the first call that needs it.
+/// One client: it has at most one session that keeps no lock, opened by the first call that needs
+/// it.
 ///
 /// A dropped or failed call loses the session, and the next call opens another.
 pub(in crate::backends) struct Client<D: SqlDatabase> {
@@ -81,7 +96,8 @@ pub(in crate::backends) struct Client<D: SqlDatabase> {
     pub names: Names,
     pub session: Option<D::Session>,
     pub notices: Vec<Notice>,
-    /// Sessions that were left without an answer: the server may still have them, with a lock. No command runs under them.
+    /// Sessions that were left without an answer: the server may still have them, with a lock. No
+    /// command runs under them.
     abandoned: Vec<<D::Session as Session>::Id>,
 }
 
@@ -90,7 +106,14 @@ impl<D: SqlDatabase> Client<D> {
     pub fn new(options: D::Options) -> Self {
         let sql = D::sql(&options);
         let (tables, names) = (D::tables(sql), Names::new(&sql.namespace));
-        Self { options, tables, names, session: None, notices: Vec::new(), abandoned: Vec::new() }
+        Self {
+            options,
+            tables,
+            names,
+            session: None,
+            notices: Vec::new(),
+            abandoned: Vec::new(),
+        }
     }
 
     pub fn mode(&self) -> SqlMode {
@@ -104,7 +127,11 @@ impl<D: SqlDatabase> Client<D> {
     pub fn identity(&self) -> Identity {
         let sql = D::sql(&self.options);
         let url = D::url(sql);
-        Identity::new(self.capabilities(), url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
+        Identity::new(
+            self.capabilities(),
+            url.clone(),
+            &[&url, &sql.table, sql.namespace.as_str()],
+        )
     }
 
     /// Takes the session out. The caller puts it back once no request is under way.
@@ -130,7 +157,8 @@ impl<D: SqlDatabase> Client<D> {
         answer.map(|_| ())
     }
 
-    /// Puts the session back after a question, unless the answer says that the next one needs another connection.
+    /// Puts the session back after a question, unless the answer says that the next one needs
+    /// another connection.
     pub fn put_back<T>(&mut self, session: D::Session, answer: &Result<T>) {
         if session.is_open() {
             self.is_kept(&session);
@@ -147,7 +175,8 @@ impl<D: SqlDatabase> Client<D> {
         drop(session);
     }
 
-    /// Notes a session as abandoned before it is asked, in case the call is dropped. [`Client::is_kept`] takes the note back.
+    /// Notes a session as abandoned before it is asked, in case the call is dropped.
+    /// [`Client::is_kept`] takes the note back.
     pub fn abandon_unless_kept(&mut self, session: &D::Session) {
         self.abandoned.push(session.id());
     }
@@ -194,16 +223,21 @@ impl<D: SqlDatabase> Client<D> {
         Ok(())
     }
 
-    /// Notes that a session was left after this error: another address of the server's name may lead to the right server.
+    /// Notes that a session was left after this error: another address of the server's name may
+    /// lead to the right server.
     pub fn left(&self, error: &Error) {
-        if let (Origin::WrongServer, SqlServer::Tcp { host, port }) = (error.origin, &D::sql(&self.options).server) {
+        if let (Origin::WrongServer, SqlServer::Tcp { host, port }) =
+            (error.origin, &D::sql(&self.options).server)
+        {
             net::leave(host, *port);
         }
     }
 
     /// Opens another session.
     pub async fn open(&mut self) -> Result<D::Session> {
-        let (session, notices) = D::open(&self.options).await.inspect_err(|error| self.left(error))?;
+        let (session, notices) = D::open(&self.options)
+            .await
+            .inspect_err(|error| self.left(error))?;
         if !notices.is_empty() {
             self.notices = notices;
         }
@@ -225,7 +259,8 @@ impl<T: HasClient> Admin for T {
     async fn init(&mut self) -> Result<Init> {
         let client = self.client_mut();
         let mut session = client.take().await?;
-        let (done, notices) = T::Database::init(&mut session, &client.tables, client.mode()).await?;
+        let (done, notices) =
+            T::Database::init(&mut session, &client.tables, client.mode()).await?;
         client.notices.extend(notices);
         client.session = Some(session);
         Ok(done)
@@ -242,7 +277,13 @@ impl<T: HasClient> Admin for T {
             return Ok(None);
         }
         let mut session = client.take().await?;
-        let removed = T::Database::collect(&mut session, &client.tables, T::Database::sql(&client.options), unused_for).await?;
+        let removed = T::Database::collect(
+            &mut session,
+            &client.tables,
+            T::Database::sql(&client.options),
+            unused_for,
+        )
+        .await?;
         client.session = Some(session);
         Ok(Some(removed))
     }
@@ -260,7 +301,10 @@ impl<T: HasClient> Admin for T {
         let mut session = client.take().await?;
         let time = T::Database::time_us(&mut session).await;
         client.session = Some(session);
-        Ok(vec![ServerTime { server: "the server".into(), since_epoch: super::micros(time?) }])
+        Ok(vec![ServerTime {
+            server: "the server".into(),
+            since_epoch: super::micros(time?),
+        }])
     }
 
     fn grants(&self, role: Role) -> Grants {

@@ -3,7 +3,9 @@
 use std::slice::Iter;
 
 use super::{Plain, micros};
-use crate::lock::{Break, End, Error, Fence, HistoryEntry, Holder, Kind, Metadata, Mode, Result, SkipCount};
+use crate::lock::{
+    Break, End, Error, Fence, HistoryEntry, Holder, Kind, Metadata, Mode, Result, SkipCount,
+};
 
 /// The values of one row as text; `None` for NULL.
 pub struct Row {
@@ -16,7 +18,9 @@ impl Row {
     /// Returns a value of the server's own tables; empty for NULL.
     pub fn at(&self, column: usize) -> &str {
         let value = self.values.get(column).and_then(Option::as_deref);
-        value.and_then(|bytes| std::str::from_utf8(bytes).ok()).unwrap_or_default()
+        value
+            .and_then(|bytes| std::str::from_utf8(bytes).ok())
+            .unwrap_or_default()
     }
 }
 
@@ -28,7 +32,10 @@ pub struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     pub fn of(row: &'a Row) -> Self {
-        Self { values: row.values.iter(), unreadable: row.unreadable }
+        Self {
+            values: row.values.iter(),
+            unreadable: row.unreadable,
+        }
     }
 
     pub fn text_or_null(&mut self) -> Result<Option<String>> {
@@ -55,13 +62,18 @@ impl<'a> Fields<'a> {
         match self.text_or_null()?.as_deref() {
             Some("t") => Ok(true),
             Some("f") | None => Ok(false),
-            Some(number) => number.parse::<i64>().map(|number| number != 0).map_err(|_| (self.unreadable)()),
+            Some(number) => number
+                .parse::<i64>()
+                .map(|number| number != 0)
+                .map_err(|_| (self.unreadable)()),
         }
     }
 
     /// Reads JSON. Metadata that can't be read is left out, since no decision depends on it.
     pub fn json<T: serde::de::DeserializeOwned>(&mut self) -> Result<Option<T>> {
-        Ok(self.text_or_null()?.and_then(|json| serde_json::from_str(&json).ok()))
+        Ok(self
+            .text_or_null()?
+            .and_then(|json| serde_json::from_str(&json).ok()))
     }
 
     /// Reads the mark of a break, and whether the holder knows the mark.
@@ -72,7 +84,9 @@ impl<'a> Fields<'a> {
 
     /// Returns a number; `None` for a negative one.
     pub fn unsigned(&mut self) -> Result<Option<u64>> {
-        Ok(self.int_or_null()?.and_then(|number| u64::try_from(number).ok()))
+        Ok(self
+            .int_or_null()?
+            .and_then(|number| u64::try_from(number).ok()))
     }
 
     /// Reads an ended hold: fence, begin and end in ms, end, reason, metadata.
@@ -98,11 +112,22 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// Reads a plain waiter: name, hold, metadata, begin and last request in ms, waiting time in µs.
+    /// Reads a plain waiter: name, hold, metadata, begin and last request in ms, waiting time in
+    /// µs.
     pub fn plain(&mut self) -> Result<Plain> {
         let (name, hold, metadata) = (self.text()?, self.text()?, self.text_or_null()?);
-        let (since_ms, seen_ms) = (self.unsigned()?.unwrap_or_default(), self.unsigned()?.unwrap_or_default());
-        Ok(Plain { name, hold, metadata, since_ms, seen_ms, waited: micros(self.int()?) })
+        let (since_ms, seen_ms) = (
+            self.unsigned()?.unwrap_or_default(),
+            self.unsigned()?.unwrap_or_default(),
+        );
+        Ok(Plain {
+            name,
+            hold,
+            metadata,
+            since_ms,
+            seen_ms,
+            waited: micros(self.int()?),
+        })
     }
 }
 
@@ -122,7 +147,8 @@ pub fn fence_int(fence: Fence) -> i64 {
     i64::try_from(fence.0).unwrap_or(i64::MAX)
 }
 
-/// Returns a holder of a session lock, without the data that its session wrote: the holder is another program's.
+/// Returns a holder of a session lock, without the data that its session wrote: the holder is
+/// another program's.
 pub fn foreign_holder(mode: Mode) -> Holder {
     Holder {
         permit: None,

@@ -1,4 +1,5 @@
-//! A socket within this process, to which sqlx connects: it has no place in the file system, and serves one client.
+//! A socket within this process, to which sqlx connects: it has no place in the file system, and
+//! serves one client.
 
 use std::{
     io,

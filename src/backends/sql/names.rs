@@ -2,8 +2,8 @@
 
 use crate::lock::{Key, Namespace, Token};
 
-/// The names of a namespace: `<namespace>:<key>`, or the bare key if the namespace is empty. A column can hold any key;
-/// the table must compare names by their bytes.
+/// The names of a namespace: `<namespace>:<key>`, or the bare key if the namespace is empty. A
+/// column can hold any key; the table must compare names by their bytes.
 #[derive(Clone, Debug)]
 pub struct Names(String);
 
@@ -35,8 +35,8 @@ impl Names {
 /// The prefix of `locked_by`.
 pub(super) const OWNER: &str = "dlock:";
 
-/// Returns the value of `locked_by` while a token's owner has the lock. It is unique per lease, so that no other client
-/// takes the lock for its own.
+/// Returns the value of `locked_by` while a token's owner has the lock. It is unique per lease, so
+/// that no other client takes the lock for its own.
 pub fn locked_by(token: &Token) -> String {
     format!("{OWNER}{}", token.owner)
 }
@@ -51,8 +51,14 @@ mod tests {
         let names = Names::new(&Namespace::default());
         assert_eq!(names.of(&job), "dlock:job");
         assert_eq!(names.key(&names.of(&slash)), Some(slash.clone()));
-        assert_eq!((names.key("job"), names.key("dlock:"), names.key("dlock")), (None, None, None));
+        assert_eq!(
+            (names.key("job"), names.key("dlock:"), names.key("dlock")),
+            (None, None, None)
+        );
         let bare = Names::new(&Namespace::new("").unwrap());
-        assert_eq!((bare.of(&job).as_str(), bare.key("job")), ("job", Some(job)));
+        assert_eq!(
+            (bare.of(&job).as_str(), bare.key("job")),
+            ("job", Some(job))
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The decoded options of a connection to a SQL server: this module parses no URL and opens nothing.
+//! The decoded options of a connection to a SQL server: this module parses no URL and opens
+//! nothing.
 
 use std::path::PathBuf;
 
@@ -36,7 +37,8 @@ impl SqlOptions {
     /// The table's default name.
     pub const TABLE: &str = "dlock";
 
-    /// Returns the options for the table `dlock` on `server` with the namespace `dlock`, with the default TLS mode.
+    /// Returns the options for the table `dlock` on `server` with the namespace `dlock`, with the
+    /// default TLS mode.
     pub fn new(server: SqlServer) -> Self {
         let tls = TlsMode::default_for(&server);
         Self {
@@ -53,7 +55,8 @@ impl SqlOptions {
         }
     }
 
-    /// Refuses to remove rows that a ShedLock node may remember: the node creates no row twice, and its job would not run again.
+    /// Refuses to remove rows that a ShedLock node may remember: the node creates no row twice, and
+    /// its job would not run again.
     ///
     /// # Errors
     /// Unless the table is dlock's own, or the configuration vouches that it is.
@@ -74,19 +77,38 @@ impl SqlOptions {
             .hint("remove the rows by hand while those programs are stopped")
     }
 
-    /// Returns the URL without user and password. `socket` is the URL's parameter for a Unix socket.
+    /// Returns the URL without user and password. `socket` is the URL's parameter for a Unix
+    /// socket.
     pub fn redacted_url(&self, scheme: &str, usual_port: u16, socket: &str) -> String {
-        let database = self.database.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
+        let database = self
+            .database
+            .as_deref()
+            .map(|name| format!("/{name}"))
+            .unwrap_or_default();
         let url = match &self.server {
             SqlServer::Tcp { host, port } => {
-                let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-                let port = if *port == usual_port { String::new() } else { format!(":{port}") };
+                let host = if host.contains(':') {
+                    format!("[{host}]")
+                } else {
+                    host.clone()
+                };
+                let port = if *port == usual_port {
+                    String::new()
+                } else {
+                    format!(":{port}")
+                };
                 format!("{scheme}://{host}{port}{database}")
             }
-            SqlServer::Unix { path, .. } => format!("{scheme}://{database}?{socket}={}", path.display()),
+            SqlServer::Unix { path, .. } => {
+                format!("{scheme}://{database}?{socket}={}", path.display())
+            }
         };
         let join = if url.contains('?') { '&' } else { '?' };
-        if self.mode == SqlMode::Lease { url } else { format!("{url}{join}mode={}", self.mode.name()) }
+        if self.mode == SqlMode::Lease {
+            url
+        } else {
+            format!("{url}{join}mode={}", self.mode.name())
+        }
     }
 }
 
@@ -159,6 +181,10 @@ pub enum TlsMode {
 impl TlsMode {
     /// Returns verified TLS for a server on the network, and no TLS for one on this host.
     pub fn default_for(server: &SqlServer) -> Self {
-        if server.is_local() { Self::Disable } else { Self::VerifyFull }
+        if server.is_local() {
+            Self::Disable
+        } else {
+            Self::VerifyFull
+        }
     }
 }

@@ -1,32 +1,44 @@
 //! `mode=row` and `mode=advisory`: a session has the lock, and the lock ends with the session.
 //!
-//! Another process can't take over or enter a hold. dlock checks a hold over the hold's own session only:
-//! an error that ended the session ended the hold. dlock counts and commits the fence once it has the lock, before
-//! it reports the grant, over a second session if the first is in a transaction.
+//! Another process can't take over or enter a hold. dlock checks a hold over the hold's own session
+//! only: an error that ended the session ended the hold. dlock counts and commits the fence once it
+//! has the lock, before it reports the grant, over a second session if the first is in a
+//! transaction.
 //!
 //! Worst interleavings, and why they are harmless:
-//! - *The reply to a grant is lost.* dlock asks the same session again, which has the lock already. After two unanswered
-//!   requests dlock opens another session, ends the unanswered one over it by the identity that the server gave it, and asks.
-//! - *The connections are lost without a word, and the server keeps its sessions.* As before; a release that is not answered ends the
-//!   session, too. dlock ends only sessions that wait, or whose hold is granted anew, undone or released: no command runs under them.
+//! - *The reply to a grant is lost.* dlock asks the same session again, which has the lock already.
+//!   After two unanswered requests dlock opens another session, ends the unanswered one over it by
+//!   the identity that the server gave it, and asks.
+//! - *The connections are lost without a word, and the server keeps its sessions.* As before; a
+//!   release that is not answered ends the session, too. dlock ends only sessions that wait, or
+//!   whose hold is granted anew, undone or released: no command runs under them.
 //! - *The holder's fence is counted and the holder dies.* The fence is skipped.
-//! - *The request for the fence arrives after the holder died.* Over the holder's own session it is lost with it. Over the second one it
-//!   may find the next holder's record: it does nothing once the holder's transaction or the last fence is another one.
-//! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Tether::watch`]),
-//!   or the next renewal does, and dlock kills the command. The next holder may have the lock in that instant: the record
-//!   of the previous holder makes it wait a moment before it starts anything. The end of that drain delay is stored with the
-//!   fence: a repeated request whose answer was lost has the delay, too, and so has every holder that is granted the lock meanwhile.
-//! - *The server crashes or fails over, and a holder does not notice.* The holder's record names the server that had its session:
-//!   the lock is busy until the holder's lease is over by the server's clock.
-//! - *The server has no connection left.* With `mode=row` a request has two sessions before it asks, or none: no waiter keeps a connection
-//!   while it waits for another one. A waiter far behind gives the second one back, and the first one if it can't have the second again.
-//! - *Another mode is used for the same lock.* The lock's row in the table of leases names its mode: other modes are refused.
-//! - *A waiter gets the lock while it is frozen.* The server ends that session after a few seconds of silence.
-//! - *A holder vanishes.* Its record stays, and is reported as expired, or as broken if it was marked. The next grant writes it to
-//!   the history before it replaces the record.
-//! - *Readers come one after the other while a writer waits.* The server lets no reader in while a writer waits. A wait ends every few
-//!   seconds and begins again: a reader that comes in just that instant gets in.
-//! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
+//! - *The request for the fence arrives after the holder died.* Over the holder's own session it is
+//!   lost with it. Over the second one it may find the next holder's record: it does nothing once
+//!   the holder's transaction or the last fence is another one.
+//! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so
+//!   at once ([`Tether::watch`]), or the next renewal does, and dlock kills the command. The next
+//!   holder may have the lock in that instant: the record of the previous holder makes it wait a
+//!   moment before it starts anything. The end of that drain delay is stored with the fence: a
+//!   repeated request whose answer was lost has the delay, too, and so has every holder that is
+//!   granted the lock meanwhile.
+//! - *The server crashes or fails over, and a holder does not notice.* The holder's record names
+//!   the server that had its session: the lock is busy until the holder's lease is over by the
+//!   server's clock.
+//! - *The server has no connection left.* With `mode=row` a request has two sessions before it
+//!   asks, or none: no waiter keeps a connection while it waits for another one. A waiter far
+//!   behind gives the second one back, and the first one if it can't have the second again.
+//! - *Another mode is used for the same lock.* The lock's row in the table of leases names its
+//!   mode: other modes are refused.
+//! - *A waiter gets the lock while it is frozen.* The server ends that session after a few seconds
+//!   of silence.
+//! - *A holder vanishes.* Its record stays, and is reported as expired, or as broken if it was
+//!   marked. The next grant writes it to the history before it replaces the record.
+//! - *Readers come one after the other while a writer waits.* The server lets no reader in while a
+//!   writer waits. A wait ends every few seconds and begins again: a reader that comes in just that
+//!   instant gets in.
+//! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree
+//!   is dead.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -41,8 +53,9 @@ use super::{
 use crate::{
     backends::DRAIN_DELAY,
     lock::{
-        Amendment, Attempt, Backend, Busy, Fence, Grant, History, Identity, Intent, Key, LockState, Notice, Progress, Release, ReleaseInfo,
-        Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
+        Amendment, Attempt, Backend, Busy, Fence, Grant, History, Identity, Intent, Key, LockState,
+        Notice, Progress, Release, ReleaseInfo, Renewal, Request, Result, Tether, Token, Ttl, Wake,
+        Which,
     },
 };
 
@@ -71,11 +84,18 @@ struct SessionHold<L> {
 impl<S: SessionStore> SessionLocks<S> {
     /// Returns a backend, without I/O.
     pub(in crate::backends) fn of(store: S) -> Self {
-        Self { store, holds: Vec::new(), tries: Tries::new(), queued: Vec::new() }
+        Self {
+            store,
+            holds: Vec::new(),
+            tries: Tries::new(),
+            queued: Vec::new(),
+        }
     }
 
     fn hold_of(&self, key: &Key, token: &Token) -> Option<usize> {
-        self.holds.iter().position(|hold| hold.key == *key && hold.token == *token)
+        self.holds
+            .iter()
+            .position(|hold| hold.key == *key && hold.token == *token)
     }
 
     fn is_queued(&self, key: &Key, token: &Token) -> bool {
@@ -105,7 +125,9 @@ impl<S: SessionStore> SessionLocks<S> {
             self.queued.push((key.clone(), *token));
         }
         self.open(request).await?;
-        let Some(lock) = self.tries.get(key, token) else { return Ok(Attempt::Busy(Busy::default())) };
+        let Some(lock) = self.tries.get(key, token) else {
+            return Ok(Attempt::Busy(Busy::default()));
+        };
         lock.unanswered += 1;
         let begun = match self.store.attempt(lock, request).await {
             Ok(true) => self.store.begin(lock, request).await.map(Some),
@@ -116,7 +138,8 @@ impl<S: SessionStore> SessionLocks<S> {
             && (!error.is_transient() || error.ends_connection())
             && let Some(mut lock) = self.tries.take(key, token)
         {
-            // No request will repeat this one over this session, which would keep the lock for nothing.
+            // No request will repeat this one over this session, which would keep the lock for
+            // nothing.
             let client = self.store.client_mut();
             client.left(error);
             client.abandon_unless_kept(&lock.session);
@@ -124,7 +147,11 @@ impl<S: SessionStore> SessionLocks<S> {
                 self.store.client_mut().is_kept(&lock.session);
             }
         }
-        let Begun { fence, now_us, drains } = match begun? {
+        let Begun {
+            fence,
+            now_us,
+            drains,
+        } = match begun? {
             Some(Beginning::Begun(begun)) => begun,
             Some(Beginning::Denied(denial)) => {
                 self.let_go(request).await?;
@@ -145,15 +172,30 @@ impl<S: SessionStore> SessionLocks<S> {
         if let Some(mut lock) = self.tries.take(key, token) {
             lock.unanswered = 0;
             let ends_us = now_us.saturating_add(ms(request.ttl).saturating_mul(1000));
-            self.holds.push(SessionHold { key: key.clone(), token: *token, lock, fence, ttl: request.ttl, ends_us, leaving: false });
+            self.holds.push(SessionHold {
+                key: key.clone(),
+                token: *token,
+                lock,
+                fence,
+                ttl: request.ttl,
+                ends_us,
+                leaving: false,
+            });
         }
-        Ok(Attempt::Granted(grant(fence, request.ttl, if drains { DRAIN_DELAY } else { Duration::ZERO })))
+        Ok(Attempt::Granted(grant(
+            fence,
+            request.ttl,
+            if drains { DRAIN_DELAY } else { Duration::ZERO },
+        )))
     }
 
-    /// Opens the sessions that the request needs, as far as they are not open: all of them, or none. A session that was kept while another
-    /// one is refused or waited for could be the one that the holder of the lock waits for.
+    /// Opens the sessions that the request needs, as far as they are not open: all of them, or
+    /// none. A session that was kept while another one is refused or waited for could be the one
+    /// that the holder of the lock waits for.
     async fn open(&mut self, request: &Request) -> Result<()> {
-        self.open_all(request).await.inspect_err(|error| self.store.client().left(error))
+        self.open_all(request)
+            .await
+            .inspect_err(|error| self.store.client().left(error))
     }
 
     async fn open_all(&mut self, request: &Request) -> Result<()> {
@@ -173,7 +215,10 @@ impl<S: SessionStore> SessionLocks<S> {
             lock
         } else {
             let mut lock = self.store.open_lock(request, side.as_mut()).await?;
-            self.store.client_mut().end_abandoned_over(&mut lock.session).await?;
+            self.store
+                .client_mut()
+                .end_abandoned_over(&mut lock.session)
+                .await?;
             lock
         };
         let client = self.store.client_mut();
@@ -184,7 +229,8 @@ impl<S: SessionStore> SessionLocks<S> {
         Ok(())
     }
 
-    /// Repeats a request that was granted, whose command is not started yet. Returns `None` if the session does not answer: it is abandoned.
+    /// Repeats a request that was granted, whose command is not started yet. Returns `None` if the
+    /// session does not answer: it is abandoned.
     async fn take_again(&mut self, at: usize, request: &Request) -> Result<Option<Attempt>> {
         let (key, token) = (&request.key, &request.token);
         let SessionHold { lock, fence, .. } = &mut self.holds[at];
@@ -202,7 +248,11 @@ impl<S: SessionStore> SessionLocks<S> {
         Ok(Some(match renewal? {
             Renewal::NotHeld => {
                 self.store.client_mut().abandon_id(session);
-                Attempt::Busy(Busy { notifies: true, transient: true, ..Busy::default() })
+                Attempt::Busy(Busy {
+                    notifies: true,
+                    transient: true,
+                    ..Busy::default()
+                })
             }
             _ => Attempt::Granted(grant(fence, request.ttl, Duration::ZERO)),
         }))
@@ -217,17 +267,24 @@ impl<S: SessionStore> SessionLocks<S> {
 
     /// Reports the holders. The session stays for a waiter.
     async fn refuse(&mut self, request: &Request) -> Result<Attempt> {
-        let Some(lock) = self.tries.get(&request.key, &request.token) else { return Ok(Attempt::Busy(Busy::default())) };
+        let Some(lock) = self.tries.get(&request.key, &request.token) else {
+            return Ok(Attempt::Busy(Busy::default()));
+        };
         let (holders, position) = self.store.look_and_queue(lock, request).await?;
         if request.waiting {
             let client = self.store.client_mut();
-            lock.far = client.mode() == SqlMode::Row && position.is_some_and(|position| position > NEAR);
+            lock.far =
+                client.mode() == SqlMode::Row && position.is_some_and(|position| position > NEAR);
             client.session.take_if(|_| lock.far);
         } else {
             self.keep_session(request);
         }
         Ok(Attempt::Busy(Busy {
-            expires_in: holders.iter().filter_map(|holder| holder.expires_in).max().filter(|_| looks_at_the_end(position)),
+            expires_in: holders
+                .iter()
+                .filter_map(|holder| holder.expires_in)
+                .max()
+                .filter(|_| looks_at_the_end(position)),
             transient: holders.is_empty(),
             holders,
             notifies: true,
@@ -236,11 +293,32 @@ impl<S: SessionStore> SessionLocks<S> {
     }
 
     /// Extends a hold. With an intent it also reads the mark of a break.
-    async fn extend(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>, intent: Option<Intent>) -> Result<Renewal> {
-        let Some(at) = self.hold_of(key, token).filter(|at| !self.holds[*at].leaving) else { return Ok(Renewal::NotHeld) };
-        let SessionHold { lock, fence, ttl: granted, ends_us, .. } = &mut self.holds[at];
+    async fn extend(
+        &mut self,
+        key: &Key,
+        token: &Token,
+        ttl: Option<Ttl>,
+        intent: Option<Intent>,
+    ) -> Result<Renewal> {
+        let Some(at) = self
+            .hold_of(key, token)
+            .filter(|at| !self.holds[*at].leaving)
+        else {
+            return Ok(Renewal::NotHeld);
+        };
+        let SessionHold {
+            lock,
+            fence,
+            ttl: granted,
+            ends_us,
+            ..
+        } = &mut self.holds[at];
         let length = ttl.unwrap_or(*granted);
-        let (now_us, mark) = match self.store.renew(lock, (token, *fence), length, intent).await {
+        let (now_us, mark) = match self
+            .store
+            .renew(lock, (token, *fence), length, intent)
+            .await
+        {
             Ok(Some(renewed)) => renewed,
             // A statement can fail by itself; a session that is over has ended the hold.
             Err(error) if lock.session.is_open() => return Err(error),
@@ -255,10 +333,16 @@ impl<S: SessionStore> SessionLocks<S> {
         // The session lasts for its idle limit, even if the server's clock was set back.
         let left = micros(*ends_us - now_us).min(lock.idle_limit);
         if length.get() < left {
-            return Ok(Renewal::Kept { expires_in: Some(left) });
+            return Ok(Renewal::Kept {
+                expires_in: Some(left),
+            });
         }
         if length.get() != lock.idle_limit {
-            match self.store.change_idle_limit(lock, (token, *fence), length.get()).await {
+            match self
+                .store
+                .change_idle_limit(lock, (token, *fence), length.get())
+                .await
+            {
                 Ok(true) => {}
                 Err(error) if lock.session.is_open() => return Err(error),
                 Ok(false) | Err(_) => {
@@ -268,12 +352,22 @@ impl<S: SessionStore> SessionLocks<S> {
             }
         }
         *ends_us = now_us.saturating_add(ms(length).saturating_mul(1000));
-        Ok(Renewal::Renewed { ttl: length, fence: *fence })
+        Ok(Renewal::Renewed {
+            ttl: length,
+            fence: *fence,
+        })
     }
 }
 
 fn grant(fence: Fence, ttl: Ttl, drain_delay: Duration) -> Grant {
-    Grant { fence, ttl, holds: 1, drain_delay, session: None, permit: None }
+    Grant {
+        fence,
+        ttl,
+        holds: 1,
+        drain_delay,
+        session: None,
+        permit: None,
+    }
 }
 
 /// Waiting is what a backend's `wait` is for.
@@ -323,21 +417,30 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let Some(lock) = self.tries.get(&request.key, &request.token) else { return Ok(Wake::Changed) };
+        let Some(lock) = self.tries.get(&request.key, &request.token) else {
+            return Ok(Wake::Changed);
+        };
         if lock.has || !lock.session.is_open() {
             return Ok(Wake::Changed);
         }
         if let Some(left_for) = lock.left_for.take() {
-            // The lock is free: taking it would succeed at once. The server ends a session that is silent for longer.
+            // The lock is free: taking it would succeed at once. The server ends a session that is
+            // silent for longer.
             pause(left_for.min(at_most).min(lock.idle_limit / 2)).await;
             return Ok(Wake::TimedOut);
         }
-        Ok(if S::wait(lock, request.ttl, at_most).await? { Wake::Changed } else { Wake::TimedOut })
+        Ok(if S::wait(lock, request.ttl, at_most).await? {
+            Wake::Changed
+        } else {
+            Wake::TimedOut
+        })
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
         // Readers of the queue pass over a holder: the command need not wait for the queue.
-        if self.is_queued(&request.key, &request.token) && self.hold_of(&request.key, &request.token).is_none() {
+        if self.is_queued(&request.key, &request.token)
+            && self.hold_of(&request.key, &request.token).is_none()
+        {
             self.store.leave(&mut self.tries, request).await?;
             self.leave_queued(&request.key, &request.token);
         }
@@ -355,7 +458,9 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
-        if self.tries.get(key, token).is_some() && self.store.withdraw(&mut self.tries, key, token, info).await {
+        if self.tries.get(key, token).is_some()
+            && self.store.withdraw(&mut self.tries, key, token, info).await
+        {
             return Ok(Release::NotHeld);
         }
         let Some(at) = self.hold_of(key, token) else {
@@ -366,9 +471,17 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
         };
         let SessionHold { lock, leaving, .. } = &self.holds[at];
         if *leaving && (lock.unanswered >= 2 || !lock.session.is_alive()) {
-            // The command has ended, and the session does not answer the release: it is ended. Its records go first, since the next
-            // holder would take them for those of a holder that vanished.
-            let (session, over) = (self.holds[at].lock.session.id(), if info.end.is_none() { Over::Unused } else { Over::Silent });
+            // The command has ended, and the session does not answer the release: it is ended. Its
+            // records go first, since the next holder would take them for those of a holder that
+            // vanished.
+            let (session, over) = (
+                self.holds[at].lock.session.id(),
+                if info.end.is_none() {
+                    Over::Unused
+                } else {
+                    Over::Silent
+                },
+            );
             let client = self.store.client_mut();
             client.abandon_own();
             client.abandon_id(session);
@@ -382,8 +495,14 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
             self.store.forget(key, token, info, Over::Lost).await;
             return Ok(Release::NotHeld);
         }
-        // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
-        let SessionHold { lock, fence, leaving, .. } = &mut self.holds[at];
+        // It stays here until it is done: dropped half-way and asked again, the same session goes
+        // on with it.
+        let SessionHold {
+            lock,
+            fence,
+            leaving,
+            ..
+        } = &mut self.holds[at];
         *leaving = true;
         lock.unanswered += 1;
         let released = self.store.give_back(lock, (token, *fence), info).await;
@@ -398,7 +517,11 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
         let queued = self.is_queued(key, token);
         self.store.put_away(hold.lock, token, queued).await;
         self.leave_queued(key, token);
-        Ok(if released { Release::Released } else { Release::NotHeld })
+        Ok(if released {
+            Release::Released
+        } else {
+            Release::NotHeld
+        })
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
@@ -413,7 +536,9 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
         let start = self.store.client().names.starting_with(start);
         let mut states = Vec::new();
         for name in self.store.names(S::HELD_NAMES, &start, progress).await? {
-            let Some(key) = self.store.client().names.key(&name) else { continue };
+            let Some(key) = self.store.client().names.key(&name) else {
+                continue;
+            };
             let state = self.store.look(&key).await?;
             progress.part();
             if !state.holders.is_empty() {
@@ -425,8 +550,14 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
 
     async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         let start = self.store.client().names.starting_with(start);
-        let names = self.store.names(&S::known_names(which), &start, progress).await?;
-        Ok(names.iter().filter_map(|name| self.store.client().names.key(name)).collect())
+        let names = self
+            .store
+            .names(&S::known_names(which), &start, progress)
+            .await?;
+        Ok(names
+            .iter()
+            .filter_map(|name| self.store.client().names.key(name))
+            .collect())
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {
@@ -445,7 +576,10 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
 #[async_trait(?Send)]
 impl<S: SessionStore> Tether for SessionLocks<S> {
     fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
-        self.holds.iter().map(|hold| hold.lock.session.lifeline()).collect()
+        self.holds
+            .iter()
+            .map(|hold| hold.lock.session.lifeline())
+            .collect()
     }
 
     async fn watch(&mut self, key: &Key, token: &Token) {

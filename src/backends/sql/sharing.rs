@@ -19,5 +19,9 @@ pub(in crate::backends) const SHEDLOCK: [Library; 2] = [
 /// Returns the lock's name for ShedLock.
 pub(in crate::backends) fn sharing(options: &SqlOptions, key: &Key) -> Sharing {
     let table = format!("\"{}\"", options.table);
-    Sharing::new(Names::new(&options.namespace).of(key), &SHEDLOCK, &[("table", &table)])
+    Sharing::new(
+        Names::new(&options.namespace).of(key),
+        &SHEDLOCK,
+        &[("table", &table)],
+    )
 }

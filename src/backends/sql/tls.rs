@@ -26,7 +26,10 @@ fn config(options: &SqlOptions) -> Result<ClientConfig> {
     net::tls::config_with(&options.files, |authority| match options.tls {
         TlsMode::VerifyFull => authority,
         // As with libpq: a named authority is checked in every mode.
-        mode => Arc::new(Lenient { authority, checks: mode == TlsMode::VerifyCa || options.files.ca_file.is_some() }),
+        mode => Arc::new(Lenient {
+            authority,
+            checks: mode == TlsMode::VerifyCa || options.files.ca_file.is_some(),
+        }),
     })
 }
 
@@ -35,12 +38,18 @@ fn config(options: &SqlOptions) -> Result<ClientConfig> {
 /// # Errors
 /// As [`config`], or if no certificate can be for the host's name.
 pub fn connector(options: &SqlOptions, host: &str) -> Result<(TlsConnector, ServerName<'static>)> {
-    let name = ServerName::try_from(host.to_owned())
-        .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
+    let name = ServerName::try_from(host.to_owned()).map_err(|error| {
+        Error::new(
+            Kind::Config,
+            "the host's name can't be one in a certificate",
+        )
+        .source(error)
+    })?;
     Ok((TlsConnector::from(Arc::new(config(options)?)), name))
 }
 
-/// The verifier of `prefer`, `require` and `verify-ca`, which checks no host name, and without an authority nothing.
+/// The verifier of `prefer`, `require` and `verify-ca`, which checks no host name, and without an
+/// authority nothing.
 #[derive(Debug)]
 struct Lenient {
     authority: Arc<dyn ServerCertVerifier>,
@@ -59,11 +68,14 @@ impl ServerCertVerifier for Lenient {
         if !self.checks {
             return Ok(ServerCertVerified::assertion());
         }
-        match self.authority.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
+        match self
+            .authority
+            .verify_server_cert(end_entity, intermediates, name, ocsp, now)
+        {
             // The name is checked last, after the chain.
-            Err(rustls::Error::InvalidCertificate(CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })) => {
-                Ok(ServerCertVerified::assertion())
-            }
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
             answer => answer,
         }
     }
@@ -74,7 +86,8 @@ impl ServerCertVerifier for Lenient {
         cert: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.authority.verify_tls12_signature(message, cert, signature)
+        self.authority
+            .verify_tls12_signature(message, cert, signature)
     }
 
     fn verify_tls13_signature(
@@ -83,7 +96,8 @@ impl ServerCertVerifier for Lenient {
         cert: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.authority.verify_tls13_signature(message, cert, signature)
+        self.authority
+            .verify_tls13_signature(message, cert, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

@@ -4,19 +4,27 @@ use std::{io, path::Path};
 
 use crate::lock::{Effect, Error, Kind};
 
-/// The error of a statement. SQLite undoes a statement that fails, so that nothing happened, except where the disk failed meanwhile.
+/// The error of a statement. SQLite undoes a statement that fails, so that nothing happened, except
+/// where the disk failed meanwhile.
 pub(super) fn statement(error: sqlx::Error) -> Error {
     match error {
         sqlx::Error::Database(database) => {
-            let code = database.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or_default();
+            let code = database
+                .code()
+                .and_then(|code| code.parse::<i32>().ok())
+                .unwrap_or_default();
             let message = database.message().to_owned();
             by_code(code & 0xff, &message).source(sqlx::Error::Database(database))
         }
         sqlx::Error::Io(error) => files(&error, Path::new("the database")),
         error @ sqlx::Error::WorkerCrashed => {
-            Error::new(Kind::Unavailable, "the database thread ended").effect(Effect::Unknown).source(error)
+            Error::new(Kind::Unavailable, "the database thread ended")
+                .effect(Effect::Unknown)
+                .source(error)
         }
-        error => Error::new(Kind::Unavailable, format!("the database failed: {error}")).effect(Effect::Unknown).source(error),
+        error => Error::new(Kind::Unavailable, format!("the database failed: {error}"))
+            .effect(Effect::Unknown)
+            .source(error),
     }
 }
 
@@ -25,44 +33,74 @@ fn by_code(code: i32, message: &str) -> Error {
     match code {
         5 | 6 => Error::new(Kind::Unavailable, "the database is busy"),
         7 => Error::new(Kind::Unavailable, "there is no memory for the database"),
-        13 => Error::new(Kind::Unavailable, "the disk is full").hint("make room where the database is"),
-        10 => Error::new(Kind::Unavailable, format!("the disk failed: {message}")).effect(Effect::Unknown),
-        3 | 8 | 23 => Error::new(Kind::Denied, format!("the database can't be written: {message}"))
-            .hint("dlock needs to write the database, the files next to it and their directory"),
-        14 => Error::new(Kind::Denied, format!("the database can't be opened: {message}"))
-            .hint("dlock needs to read and write the database, the files next to it and their directory"),
+        13 => Error::new(Kind::Unavailable, "the disk is full")
+            .hint("make room where the database is"),
+        10 => Error::new(Kind::Unavailable, format!("the disk failed: {message}"))
+            .effect(Effect::Unknown),
+        3 | 8 | 23 => Error::new(
+            Kind::Denied,
+            format!("the database can't be written: {message}"),
+        )
+        .hint("dlock needs to write the database, the files next to it and their directory"),
+        14 => Error::new(
+            Kind::Denied,
+            format!("the database can't be opened: {message}"),
+        )
+        .hint(
+            "dlock needs to read and write the database, the files next to it and their directory",
+        ),
         11 | 24 | 26 => not_ours(message),
-        1 if message.starts_with("no such") || message.contains("has no column named") => not_ours(message),
+        1 if message.starts_with("no such") || message.contains("has no column named") => {
+            not_ours(message)
+        }
         17 => Error::new(Kind::Unavailable, "the database is being changed"),
-        _ => Error::new(Kind::Internal, format!("the database refused a statement: {message}")),
+        _ => Error::new(
+            Kind::Internal,
+            format!("the database refused a statement: {message}"),
+        ),
     }
 }
 
 /// The file is no database of dlock.
 pub(super) fn not_ours(why: &str) -> Error {
-    Error::new(Kind::Data, format!("the file is no database of dlock: {why}"))
-        .hint("name another file, or move this one away: dlock creates a new one")
+    Error::new(
+        Kind::Data,
+        format!("the file is no database of dlock: {why}"),
+    )
+    .hint("name another file, or move this one away: dlock creates a new one")
 }
 
 /// The error of opening or creating `path`.
 pub(super) fn files(error: &io::Error, path: &Path) -> Error {
     let path = path.display();
     match error.kind() {
-        _ if error.raw_os_error() == Some(nix::libc::ELOOP) => Error::new(Kind::Config, format!("{path} is a symbolic link")),
-        io::ErrorKind::NotFound => Error::new(Kind::Config, format!("the directory of {path} does not exist")).hint("create it first"),
+        _ if error.raw_os_error() == Some(nix::libc::ELOOP) => {
+            Error::new(Kind::Config, format!("{path} is a symbolic link"))
+        }
+        io::ErrorKind::NotFound => Error::new(
+            Kind::Config,
+            format!("the directory of {path} does not exist"),
+        )
+        .hint("create it first"),
         io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
-            Error::new(Kind::Config, format!("{path}: {}", plain(error))).hint("name a file in an existing directory")
+            Error::new(Kind::Config, format!("{path}: {}", plain(error)))
+                .hint("name a file in an existing directory")
         }
         // dlock's own refusals; the kernel's have a number.
         io::ErrorKind::InvalidInput if error.raw_os_error().is_none() => {
-            Error::new(Kind::Config, format!("{path}: {error}")).hint("remove it, or keep the database in a directory of its own")
+            Error::new(Kind::Config, format!("{path}: {error}"))
+                .hint("remove it, or keep the database in a directory of its own")
         }
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            Error::new(Kind::Denied, format!("{path}: {}", plain(error)))
-                .hint("dlock needs to read and write the database, the files next to it and their directory")
-        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Error::new(
+            Kind::Denied,
+            format!("{path}: {}", plain(error)),
+        )
+        .hint(
+            "dlock needs to read and write the database, the files next to it and their directory",
+        ),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            Error::new(Kind::Unavailable, format!("{path}: the disk is full")).hint("make room where the database is")
+            Error::new(Kind::Unavailable, format!("{path}: the disk is full"))
+                .hint("make room where the database is")
         }
         _ => Error::new(Kind::Unavailable, format!("{path}: {}", plain(error))),
     }
@@ -71,5 +109,8 @@ pub(super) fn files(error: &io::Error, path: &Path) -> Error {
 /// The kernel's error without the "(os error 22)" that Rust adds.
 pub(super) fn plain(error: &io::Error) -> String {
     let text = error.to_string();
-    text.split(" (os error").next().unwrap_or_default().to_lowercase()
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_lowercase()
 }

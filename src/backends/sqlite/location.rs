@@ -12,15 +12,24 @@ use crate::lock::{Error, Kind, Result};
 
 const FILE_NAME: &str = "dlock.db";
 
-/// Returns the default path of the database: in `/var/lib/dlock` for root, in the state directory of any other user.
+/// Returns the default path of the database: in `/var/lib/dlock` for root, in the state directory
+/// of any other user.
 ///
 /// # Errors
 /// [`Kind::Config`] for a user with neither `XDG_STATE_HOME` nor `HOME`.
 pub fn default_path() -> Result<PathBuf> {
-    default_for(rustix::process::geteuid().is_root(), env::var_os("XDG_STATE_HOME"), env::var_os("HOME"))
+    default_for(
+        rustix::process::geteuid().is_root(),
+        env::var_os("XDG_STATE_HOME"),
+        env::var_os("HOME"),
+    )
 }
 
-fn default_for(root: bool, state_home: Option<OsString>, home: Option<OsString>) -> Result<PathBuf> {
+fn default_for(
+    root: bool,
+    state_home: Option<OsString>,
+    home: Option<OsString>,
+) -> Result<PathBuf> {
     // The XDG specification has relative paths ignored; an empty variable is an unset one.
     let absolute = |dir: Option<OsString>| dir.map(PathBuf::from).filter(|dir| dir.is_absolute());
     let state = if root {
@@ -30,8 +39,11 @@ fn default_for(root: bool, state_home: Option<OsString>, home: Option<OsString>)
     } else if let Some(home) = absolute(home) {
         home.join(".local/state")
     } else {
-        return Err(Error::new(Kind::Config, "there is no place for the default database: neither XDG_STATE_HOME nor HOME is set")
-            .hint("set HOME, or name a backend with --backend or DLOCK_BACKEND"));
+        return Err(Error::new(
+            Kind::Config,
+            "there is no place for the default database: neither XDG_STATE_HOME nor HOME is set",
+        )
+        .hint("set HOME, or name a backend with --backend or DLOCK_BACKEND"));
     };
     Ok(state.join("dlock").join(FILE_NAME))
 }
@@ -48,7 +60,11 @@ pub(super) fn directory(path: &Path) -> &Path {
 pub(super) fn resolved(path: &Path) -> PathBuf {
     for there in path.ancestors() {
         if let (Ok(real), Ok(rest)) = (there.canonicalize(), path.strip_prefix(there)) {
-            return if rest == Path::new("") { real } else { real.join(rest) };
+            return if rest == Path::new("") {
+                real
+            } else {
+                real.join(rest)
+            };
         }
     }
     path.to_owned()
@@ -56,14 +72,19 @@ pub(super) fn resolved(path: &Path) -> PathBuf {
 
 /// Identifies the file at that path; `None` if there is none.
 pub(super) fn file_id(path: &Path) -> Option<(u64, u64)> {
-    rustix::fs::stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
+    rustix::fs::stat(path)
+        .ok()
+        .map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 /// Refuses a database that has another name: another name has another log and another lock file.
 ///
-/// `links` is the number of its names in its file system. A bind mount of the file itself is another name.
+/// `links` is the number of its names in its file system. A bind mount of the file itself is
+/// another name.
 pub(super) fn check_single_name(path: &Path, links: u64) -> Result<()> {
-    let refuse = |what: &str, hint: &str| Err(Error::new(Kind::Config, format!("{} {what}", path.display())).hint(hint));
+    let refuse = |what: &str, hint: &str| {
+        Err(Error::new(Kind::Config, format!("{} {what}", path.display())).hint(hint))
+    };
     if links > 1 {
         return refuse(
             "has another name (a hard link): a holder by that name would not be seen",
@@ -81,7 +102,8 @@ pub(super) fn check_single_name(path: &Path, links: u64) -> Result<()> {
     Ok(())
 }
 
-/// Refuses file systems that other hosts can write to, and those whose locks this kernel does not keep.
+/// Refuses file systems that other hosts can write to, and those whose locks this kernel does not
+/// keep.
 pub(super) fn check_file_system(directory: &Path) -> Result<()> {
     let Ok(stat) = rustix::fs::statfs(directory) else {
         // Opening the files gives a better error.
@@ -136,14 +158,26 @@ mod tests {
 
     #[test]
     fn root_has_its_own_directory_whatever_the_environment() {
-        assert_eq!(default(true, Some("/x"), None).unwrap(), Path::new("/var/lib/dlock/dlock.db"));
+        assert_eq!(
+            default(true, Some("/x"), None).unwrap(),
+            Path::new("/var/lib/dlock/dlock.db")
+        );
     }
 
     #[test]
     fn users_have_their_store_in_the_state_directory() {
-        assert_eq!(default(false, Some("/x"), Some("/h")).unwrap(), Path::new("/x/dlock/dlock.db"));
-        assert_eq!(default(false, None, Some("/h")).unwrap(), Path::new("/h/.local/state/dlock/dlock.db"));
-        assert_eq!(default(false, Some("relative"), Some("/h")).unwrap(), Path::new("/h/.local/state/dlock/dlock.db"));
+        assert_eq!(
+            default(false, Some("/x"), Some("/h")).unwrap(),
+            Path::new("/x/dlock/dlock.db")
+        );
+        assert_eq!(
+            default(false, None, Some("/h")).unwrap(),
+            Path::new("/h/.local/state/dlock/dlock.db")
+        );
+        assert_eq!(
+            default(false, Some("relative"), Some("/h")).unwrap(),
+            Path::new("/h/.local/state/dlock/dlock.db")
+        );
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! inotify on the lock file: a notice of releases where no byte can be waited for.
 //!
-//! A detached hold has no process, and the order in which several shared holds end is unknown. Each release of one sets the
-//! lock file's times, and the waiters that it concerns watch the file. They also notice the end of a killed process: the
-//! kernel then closes the file, a moment before it frees the locks.
+//! A detached hold has no process, and the order in which several shared holds end is unknown. Each
+//! release of one sets the lock file's times, and the waiters that it concerns watch the file. They
+//! also notice the end of a killed process: the kernel then closes the file, a moment before it
+//! frees the locks.
 
 use std::{io, mem::MaybeUninit, os::fd::OwnedFd, path::Path};
 
@@ -12,7 +13,8 @@ use tokio::io::{Interest, unix::AsyncFd};
 /// What happened to the lock file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LockFileEvent {
-    /// A process set its times ([`LockFile::notify_watchers`](super::lock_file::LockFile::notify_watchers)).
+    /// A process set its times
+    /// ([`LockFile::notify_watchers`](super::lock_file::LockFile::notify_watchers)).
     Touched,
     /// That, or a process that could write the file has closed it.
     TouchedOrClosed,
@@ -28,9 +30,14 @@ impl LockFileWatch {
     pub(super) fn new(lock_file: &Path, event: LockFileEvent) -> io::Result<Self> {
         let fd = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let touched = WatchFlags::ATTRIB | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
-        let flags = if event == LockFileEvent::TouchedOrClosed { touched | WatchFlags::CLOSE_WRITE } else { touched };
+        let flags = if event == LockFileEvent::TouchedOrClosed {
+            touched | WatchFlags::CLOSE_WRITE
+        } else {
+            touched
+        };
         add_watch(&fd, lock_file, flags)?;
-        // Deprecated because a type's descriptor might change or be closed under tokio's feet; an OwnedFd's can't.
+        // Deprecated because a type's descriptor might change or be closed under tokio's feet; an
+        // OwnedFd's can't.
         #[allow(deprecated)]
         let watch = AsyncFd::with_interest(fd, Interest::READABLE)?;
         Ok(Self { watch, event })

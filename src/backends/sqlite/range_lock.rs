@@ -1,12 +1,13 @@
 //! Waiting for bytes of the lock file, in the kernel's own queue.
 //!
-//! For each unlock the kernel wakes one waiter, the one that has waited longest, and that one has the lock then. A waiter that finds the
-//! bytes locked again queues up anew, and so do all waiters behind it. So no process unlocks only a part of such a range. No waiter polls,
-//! and the cost of a hand-over does not grow with the number of waiters. A stopped process leaves that queue, so that a frozen
-//! waiter delays no other.
+//! For each unlock the kernel wakes one waiter, the one that has waited longest, and that one has
+//! the lock then. A waiter that finds the bytes locked again queues up anew, and so do all waiters
+//! behind it. So no process unlocks only a part of such a range. No waiter polls, and the cost of a
+//! hand-over does not grow with the number of waiters. A stopped process leaves that queue, so that
+//! a frozen waiter delays no other.
 //!
-//! The blocking call has a thread of its own, which nothing can interrupt. A waiter that gives up leaves the thread behind. The thread
-//! unlocks the bytes at once if they are no longer wanted.
+//! The blocking call has a thread of its own, which nothing can interrupt. A waiter that gives up
+//! leaves the thread behind. The thread unlocks the bytes at once if they are no longer wanted.
 
 use std::{
     io,
@@ -35,7 +36,8 @@ struct RangeLockShared {
     changed: Notify,
 }
 
-/// Each lock and unlock of the range happens under the mutex, together with the change of this state.
+/// Each lock and unlock of the range happens under the mutex, together with the change of this
+/// state.
 #[derive(Default)]
 struct RangeLockState {
     wanted: bool,
@@ -52,7 +54,12 @@ impl RangeLockShared {
 
 impl RangeLock {
     pub(super) fn new(file: Arc<LockFile>, range: Range, kind: LockKind) -> Self {
-        Self { file, range, kind, shared: Arc::default() }
+        Self {
+            file,
+            range,
+            kind,
+            shared: Arc::default(),
+        }
     }
 
     /// Whether this process has the range.
@@ -87,7 +94,8 @@ impl RangeLock {
         }
     }
 
-    /// Waits until this process has the range. A dropped future stays in the kernel's queue until [`RangeLock::unlock`].
+    /// Waits until this process has the range. A dropped future stays in the kernel's queue until
+    /// [`RangeLock::unlock`].
     pub(super) async fn wait(&self) -> io::Result<()> {
         self.queue_up()?;
         loop {
@@ -110,7 +118,12 @@ impl RangeLock {
         if state.locked || state.thread {
             return Ok(());
         }
-        let (file, range, kind, shared) = (Arc::clone(&self.file), self.range, self.kind, Arc::clone(&self.shared));
+        let (file, range, kind, shared) = (
+            Arc::clone(&self.file),
+            self.range,
+            self.kind,
+            Arc::clone(&self.shared),
+        );
         let work = move || {
             let outcome = file.lock(range, kind);
             let mut state = shared.state();
@@ -122,7 +135,10 @@ impl RangeLock {
             }
             shared.changed.notify_one();
         };
-        thread::Builder::new().name("dlock-wait".into()).stack_size(STACK).spawn(work)?;
+        thread::Builder::new()
+            .name("dlock-wait".into())
+            .stack_size(STACK)
+            .spawn(work)?;
         state.thread = true;
         Ok(())
     }

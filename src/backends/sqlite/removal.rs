@@ -1,4 +1,5 @@
-//! Noticing that the store was removed under a holder: by a cleaner of temporary files, a deployment, `rm -rf`.
+//! Noticing that the store was removed under a holder: by a cleaner of temporary files, a
+//! deployment, `rm -rf`.
 //!
 //! The next process finds another database and another lock file, in which nothing is held.
 
@@ -9,7 +10,8 @@ use tokio::time::timeout;
 use super::{client::SqliteClient, slot::OwnHolds, watch::PathWatch};
 use crate::lock::{Key, Token};
 
-/// How long a hold must last to be watched: closing a watch takes the kernel some milliseconds, which would delay a short command.
+/// How long a hold must last to be watched: closing a watch takes the kernel some milliseconds,
+/// which would delay a short command.
 const SHORT: Duration = Duration::from_millis(50);
 /// How often to look where no more watches are available.
 const DEAF: Duration = Duration::from_secs(1);
@@ -40,8 +42,14 @@ impl SqliteClient {
 
     /// Whether nothing keeps other processes out any more, or counts this hold.
     pub(super) fn is_removed(&self, key: &Key, token: &Token) -> bool {
-        let database = self.database.as_ref().is_some_and(|database| !database.is_current(&self.options.path));
-        let guarded = self.slots.get(key).filter(|slot| slot.ours(token).is_some_and(OwnHolds::is_guarded));
+        let database = self
+            .database
+            .as_ref()
+            .is_some_and(|database| !database.is_current(&self.options.path));
+        let guarded = self
+            .slots
+            .get(key)
+            .filter(|slot| slot.ours(token).is_some_and(OwnHolds::is_guarded));
         database && guarded.is_none_or(|slot| !slot.file.is_current())
     }
 }

@@ -30,12 +30,14 @@ const APPLICATION: i64 = 0x646c_636b;
 
 const SCHEMA: &str = include_str!("sql/schema.sql");
 
-/// How long SQLite itself waits for another writer, which needs some 0.1 ms unless it is frozen or its disk is.
+/// How long SQLite itself waits for another writer, which needs some 0.1 ms unless it is frozen or
+/// its disk is.
 const BUSY: Duration = Duration::from_secs(1);
 /// How long a database may have two names while it is created.
 const TWO_NAMES: Duration = Duration::from_millis(100);
 
-/// Opens the database for writing, and creates it if there is none. Also returns whether it was created.
+/// Opens the database for writing, and creates it if there is none. Also returns whether it was
+/// created.
 ///
 /// Does not look at the layout: [`check`] does, and so does the statement that reads a lock.
 pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
@@ -43,7 +45,8 @@ pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
     Ok((connect(&options(path)?).await?, created))
 }
 
-/// Refuses a database of another layout. Creates the tables in an empty one; returns whether it did.
+/// Refuses a database of another layout. Creates the tables in an empty one; returns whether it
+/// did.
 pub(super) async fn check(connection: &mut SqliteConnection) -> Result<bool> {
     if layout(connection).await? == DatabaseKind::Ours {
         return Ok(false);
@@ -68,10 +71,14 @@ pub(super) async fn open_to_look(path: &Path) -> Result<Option<SqliteConnection>
     }
 }
 
-/// Explains an error of a user who may only look: the last program that closes a database removes files that readers need too.
+/// Explains an error of a user who may only look: the last program that closes a database removes
+/// files that readers need too.
 fn closed(error: Error, path: &Path) -> Error {
     let shown = path.display();
-    if error.kind != Kind::Denied || access(path, Access::READ_OK).is_err() || PathBuf::from(format!("{shown}-shm")).exists() {
+    if error.kind != Kind::Denied
+        || access(path, Access::READ_OK).is_err()
+        || PathBuf::from(format!("{shown}-shm")).exists()
+    {
         return error;
     }
     Error::new(error.kind, format!("the database can't be read without {shown}-wal and {shown}-shm, which this user can't create"))
@@ -81,8 +88,14 @@ fn closed(error: Error, path: &Path) -> Error {
 
 /// Whether readers and writers work at the same time. A tool may have changed that, for good.
 pub(super) async fn has_log(connection: &mut SqliteConnection) -> Result<bool> {
-    let mode = sqlx::query("PRAGMA journal_mode").persistent(false).fetch_one(connection).await.map_err(failure::statement)?;
-    mode.try_get::<&str, _>(0).map(|mode| mode == "wal").map_err(failure::statement)
+    let mode = sqlx::query("PRAGMA journal_mode")
+        .persistent(false)
+        .fetch_one(connection)
+        .await
+        .map_err(failure::statement)?;
+    mode.try_get::<&str, _>(0)
+        .map(|mode| mode == "wal")
+        .map_err(failure::statement)
 }
 
 /// The schema, for people.
@@ -96,13 +109,17 @@ async fn exists(path: &Path) -> Result<bool> {
         Ok(found) if found.is_file() => {
             let mut links = found.nlink();
             if links > 1 {
-                // Where a file can't be renamed without replacing another one, `create` has two names for a moment.
+                // Where a file can't be renamed without replacing another one, `create` has two
+                // names for a moment.
                 let _ = timeout(TWO_NAMES, std::future::pending::<()>()).await;
                 links = fs::metadata(path).map_or(1, |found| found.nlink());
             }
             location::check_single_name(path, links).map(|()| true)
         }
-        Ok(_) => Err(Error::new(Kind::Config, format!("{} is not a file", path.display())).hint("name a file for the database")),
+        Ok(_) => Err(
+            Error::new(Kind::Config, format!("{} is not a file", path.display()))
+                .hint("name a file for the database"),
+        ),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(failure::files(&error, path)),
     }
@@ -110,7 +127,10 @@ async fn exists(path: &Path) -> Result<bool> {
 
 fn options(path: &Path) -> Result<SqliteConnectOptions> {
     if path.to_str().is_none() {
-        return Err(Error::new(Kind::Config, format!("{} is not UTF-8, which SQLite needs", path.display())));
+        return Err(Error::new(
+            Kind::Config,
+            format!("{} is not UTF-8, which SQLite needs", path.display()),
+        ));
     }
     Ok(SqliteConnectOptions::new()
         .filename(path)
@@ -140,7 +160,8 @@ async fn layout(connection: &mut SqliteConnection) -> Result<DatabaseKind> {
     if number(connection, "PRAGMA user_version").await? == LAYOUT {
         return Ok(DatabaseKind::Ours);
     }
-    // The rare case: looks more closely, and again, since another process may have created it meanwhile.
+    // The rare case: looks more closely, and again, since another process may have created it
+    // meanwhile.
     let application = number(connection, "PRAGMA application_id").await?;
     let tables = number(connection, "SELECT count(*) FROM sqlite_schema").await?;
     match number(connection, "PRAGMA user_version").await? {
@@ -156,25 +177,49 @@ pub(super) fn other_layout(found: i64) -> Error {
     let (age, hint) = if found > LAYOUT {
         ("newer", "use the dlock that created it, or a newer one")
     } else {
-        ("older", "once no lock in it is held, remove the file and run dlock init")
+        (
+            "older",
+            "once no lock in it is held, remove the file and run dlock init",
+        )
     };
-    Error::new(Kind::Layout, format!("the database has layout {found}, {age} than this dlock's {LAYOUT}")).hint(hint)
+    Error::new(
+        Kind::Layout,
+        format!("the database has layout {found}, {age} than this dlock's {LAYOUT}"),
+    )
+    .hint(hint)
 }
 
 async fn number(connection: &mut SqliteConnection, sql: &'static str) -> Result<i64> {
-    let rows = sqlx::query(sql).persistent(false).fetch_all(connection).await.map_err(failure::statement)?;
-    rows.first().ok_or(sqlx::Error::RowNotFound).and_then(|row| row.try_get(0)).map_err(failure::statement)
+    let rows = sqlx::query(sql)
+        .persistent(false)
+        .fetch_all(connection)
+        .await
+        .map_err(failure::statement)?;
+    rows.first()
+        .ok_or(sqlx::Error::RowNotFound)
+        .and_then(|row| row.try_get(0))
+        .map_err(failure::statement)
 }
 
-/// Creates the database under another name and renames it, so that no process opens half of one, and processes that start at once
-/// don't lock each other out. Returns whether this process created it.
+/// Creates the database under another name and renames it, so that no process opens half of one,
+/// and processes that start at once don't lock each other out. Returns whether this process created
+/// it.
 async fn create(path: &Path) -> Result<bool> {
     let draft = draft(path);
     let files = |error: &io::Error| failure::files(error, path);
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(|error| files(&error))?;
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&draft)
+        .map_err(|error| files(&error))?;
     let draft = Draft(draft);
-    // Small pages: the first process to open the database reads the whole log, and each change logs whole pages.
-    let options = options(&draft.0)?.page_size(1024).journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full);
+    // Small pages: the first process to open the database reads the whole log, and each change logs
+    // whole pages.
+    let options = options(&draft.0)?
+        .page_size(1024)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full);
     let mut connection = connect(&options).await?;
     fill(&mut connection).await?;
     connection.close().await.map_err(failure::statement)?;
@@ -197,10 +242,17 @@ fn put_in_place(draft: &Path, path: &Path) -> io::Result<()> {
 /// Creates the tables in an empty database, unless another process did so meanwhile.
 async fn fill(connection: &mut SqliteConnection) -> Result<()> {
     let run = async |connection: &mut SqliteConnection, sql: &'static str| {
-        sqlx::raw_sql(sql).execute(connection).await.map(|_| ()).map_err(failure::statement)
+        sqlx::raw_sql(sql)
+            .execute(connection)
+            .await
+            .map(|_| ())
+            .map_err(failure::statement)
     };
     run(connection, "PRAGMA journal_mode = WAL").await?;
-    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
+    let mut transaction = connection
+        .begin_with("BEGIN IMMEDIATE")
+        .await
+        .map_err(failure::statement)?;
     if number(&mut transaction, "PRAGMA user_version").await? != 0 {
         return Ok(());
     }

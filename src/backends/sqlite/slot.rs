@@ -58,7 +58,8 @@ impl OwnHolds {
 /// How a waiter in the document's queue notices a change.
 #[derive(Default)]
 pub(super) struct WaiterWatch {
-    /// The waiters whose end is waited for, and their bytes; none if this waiter is among the first of its kind, which watch the lock file.
+    /// The waiters whose end is waited for, and their bytes; none if this waiter is among the first
+    /// of its kind, which watch the lock file.
     pub ahead: Vec<(String, RangeLock)>,
     /// What stays locked until something changes without a notice.
     pub bytes: Vec<WatchedByte>,
@@ -132,14 +133,15 @@ impl Slot {
 
     /// Whether this process has this very hold.
     pub(super) fn has(&self, token: &Token) -> bool {
-        self.ours(token).is_some_and(|ours| ours.holds.contains(&token.hold))
+        self.ours(token)
+            .is_some_and(|ours| ours.holds.contains(&token.hold))
     }
 
-    /// Takes the bytes for a request before the row is read. Returns what is in the way, if anything, and whether this process has
-    /// had this very hold before.
+    /// Takes the bytes for a request before the row is read. Returns what is in the way, if
+    /// anything, and whether this process has had this very hold before.
     ///
-    /// The bytes stay until [`Slot::confirm`] or [`Slot::undo`]: a write whose answer is missing may still happen, and must not
-    /// find a lock that another process has taken meanwhile.
+    /// The bytes stay until [`Slot::confirm`] or [`Slot::undo`]: a write whose answer is missing
+    /// may still happen, and must not find a lock that another process has taken meanwhile.
     pub(super) fn secure(&mut self, request: &Request) -> io::Result<(Option<Obstacle>, bool)> {
         let (token, known) = (&request.token, self.has(&request.token));
         if self.ours(token).is_none() {
@@ -154,7 +156,8 @@ impl Slot {
             let taken = match way {
                 KeyByte::Alone => self.take_alone()?,
                 KeyByte::Shared => self.shared.try_take()?,
-                // Keeps every process from taking the lock anew: a hold that is found after this stays, whatever its process does.
+                // Keeps every process from taking the lock anew: a hold that is found after this
+                // stays, whatever its process does.
                 KeyByte::Nested => self.file.try_lock(self.bytes.nested(), LockKind::Read)?,
             };
             if !taken {
@@ -172,7 +175,10 @@ impl Slot {
             self.ours.push(ours);
         }
         if !request.detached {
-            if !self.file.try_lock(self.of(token).first(), LockKind::Write)? {
+            if !self
+                .file
+                .try_lock(self.of(token).first(), LockKind::Write)?
+            {
                 self.undo(token, known);
                 return Ok((Some(Obstacle::Bytes), known));
             }
@@ -183,7 +189,8 @@ impl Slot {
         Ok((None, known))
     }
 
-    /// Takes both bytes of an exclusive holder. A waiter that has the first one keeps it, and goes on to wait for the other.
+    /// Takes both bytes of an exclusive holder. A waiter that has the first one keeps it, and goes
+    /// on to wait for the other.
     fn take_alone(&self) -> io::Result<bool> {
         let waits = self.hold.is_locked() || self.hold.is_waiting();
         let taken = self.hold.try_take()? && self.nested.try_take()?;
@@ -193,21 +200,30 @@ impl Slot {
         Ok(taken)
     }
 
-    /// What keeps another owner of this very process from the bytes: the kernel would convert its lock to the other kind.
+    /// What keeps another owner of this very process from the bytes: the kernel would convert its
+    /// lock to the other kind.
     fn own_obstacle(&self, way: KeyByte) -> Option<Obstacle> {
         let any = |way: KeyByte| self.ours.iter().any(|ours| ours.way == way);
         let alone = any(KeyByte::Alone) || way == KeyByte::Alone && any(KeyByte::Nested);
         let other_kind = match way {
-            KeyByte::Alone => any(KeyByte::Shared) || self.shared.is_locked() || self.shared.is_waiting(),
+            KeyByte::Alone => {
+                any(KeyByte::Shared) || self.shared.is_locked() || self.shared.is_waiting()
+            }
             KeyByte::Shared => self.hold.is_locked() || self.hold.is_waiting(),
             KeyByte::Nested => false,
         };
-        alone.then_some(Obstacle::Ourselves).or(other_kind.then_some(Obstacle::Document))
+        alone
+            .then_some(Obstacle::Ourselves)
+            .or(other_kind.then_some(Obstacle::Document))
     }
 
     /// Notes that a request was granted.
     pub(super) fn confirm(&mut self, request: &Request, fence: Fence) {
-        if let Some(ours) = self.ours.iter_mut().find(|ours| ours.owner == request.token.owner) {
+        if let Some(ours) = self
+            .ours
+            .iter_mut()
+            .find(|ours| ours.owner == request.token.owner)
+        {
             if request.detached {
                 // Its lease keeps it, and no byte.
                 self.undo(&request.token, true);
@@ -222,7 +238,8 @@ impl Slot {
         self.stop_waiting(&request.token);
     }
 
-    /// Drops the hold of a request that was not granted, unless it is `known` from before, and the bytes that no hold needs.
+    /// Drops the hold of a request that was not granted, unless it is `known` from before, and the
+    /// bytes that no hold needs.
     pub(super) fn undo(&mut self, token: &Token, known: bool) {
         if !known {
             self.forget(token, false);
@@ -233,15 +250,24 @@ impl Slot {
 
     /// Notes that a release begins, whose answer may be lost. Returns whether one had begun before.
     pub(super) fn begin_to_leave(&mut self, token: &Token) -> bool {
-        self.ours_mut(token).is_some_and(|ours| std::mem::replace(&mut ours.leaving, true))
+        self.ours_mut(token)
+            .is_some_and(|ours| std::mem::replace(&mut ours.leaving, true))
     }
 
-    /// Drops one hold, or `all` of the owner, and the bytes that no hold needs. Returns whether there was such an owner.
+    /// Drops one hold, or `all` of the owner, and the bytes that no hold needs. Returns whether
+    /// there was such an owner.
     pub(super) fn forget(&mut self, token: &Token, all: bool) -> bool {
-        let Some(at) = self.ours.iter().position(|ours| ours.owner == token.owner) else { return false };
+        let Some(at) = self.ours.iter().position(|ours| ours.owner == token.owner) else {
+            return false;
+        };
         let ours = &mut self.ours[at];
         ours.leaving = false;
-        let gone: Vec<u64> = ours.holds.iter().copied().filter(|hold| all || *hold == token.hold).collect();
+        let gone: Vec<u64> = ours
+            .holds
+            .iter()
+            .copied()
+            .filter(|hold| all || *hold == token.hold)
+            .collect();
         for hold in gone {
             ours.holds.remove(&hold);
             self.file.unlock(self.bytes.of_hold(&text_of(hold)).first());
@@ -269,11 +295,16 @@ impl Slot {
         }
     }
 
-    /// Whether a process is behind this hold. Of a hold of this process the bytes are locked anew if they are free: the guardian
-    /// unlocks all of them in its last resort, and the row tells whether another hold has come since.
+    /// Whether a process is behind this hold. Of a hold of this process the bytes are locked anew
+    /// if they are free: the guardian unlocks all of them in its last resort, and the row tells
+    /// whether another hold has come since.
     pub(super) fn has_process(&self, hold: &str) -> io::Result<bool> {
         let byte = self.bytes.of_hold(hold).first();
-        let Some(ours) = self.ours.iter().find(|ours| ours.holds.iter().any(|id| text_of(*id) == hold)) else {
+        let Some(ours) = self
+            .ours
+            .iter()
+            .find(|ours| ours.holds.iter().any(|id| text_of(*id) == hold))
+        else {
             return self.file.others_write(byte);
         };
         let (range, kind) = match ours.way {
@@ -306,23 +337,32 @@ impl Slot {
     /// Locks the bytes of a waiter. Returns whether it has the one that tells that it lives.
     pub(super) fn begin_to_wait(&mut self, token: &Token) -> bool {
         if !self.queued.contains(token) {
-            if !self.file.try_lock(self.of(token).alive(), LockKind::Write).unwrap_or(false) {
+            if !self
+                .file
+                .try_lock(self.of(token).alive(), LockKind::Write)
+                .unwrap_or(false)
+            {
                 return false;
             }
             self.queued.push(*token);
             // If this fails, the waiters behind wait for the other byte.
-            let _ = self.file.try_lock(self.of(token).position(), LockKind::Write);
+            let _ = self
+                .file
+                .try_lock(self.of(token).position(), LockKind::Write);
         }
         true
     }
 
-    /// Wakes the waiters behind one that has lost its position: what they wait for may not concern them any more. Only a later request
-    /// locks the byte again, since the kernel wakes no waiter that finds it locked.
+    /// Wakes the waiters behind one that has lost its position: what they wait for may not concern
+    /// them any more. Only a later request locks the byte again, since the kernel wakes no waiter
+    /// that finds it locked.
     pub(super) fn note_position(&self, token: &Token, document: &Document) {
         let byte = self.of(token).position();
         match (self.seen.position(token), document.position(token)) {
             (Some(_), None) => self.file.unlock(byte),
-            (_, Some(_)) if self.queued.contains(token) => drop(self.file.try_lock(byte, LockKind::Write)),
+            (_, Some(_)) if self.queued.contains(token) => {
+                drop(self.file.try_lock(byte, LockKind::Write));
+            }
             _ => {}
         }
     }
@@ -347,12 +387,23 @@ impl Slot {
     /// Notes how the waiter notices a change of the document that was last seen.
     pub(super) fn watch_queue(&mut self, token: &Token) {
         let document = &self.seen;
-        let holds = document.attached().map(|hold| (self.bytes.of_hold(hold).first(), LockKind::Read));
-        let before = document.before(token).into_iter().map(|hold| (self.bytes.of_hold(hold).alive(), LockKind::Read));
+        let holds = document
+            .attached()
+            .map(|hold| (self.bytes.of_hold(hold).first(), LockKind::Read));
+        let before = document
+            .before(token)
+            .into_iter()
+            .map(|hold| (self.bytes.of_hold(hold).alive(), LockKind::Read));
         let nested = (self.bytes.nested(), LockKind::Write);
         let bytes = holds.chain(before).chain([nested]);
-        let bytes = bytes.filter(|(range, kind)| self.file.others_keep_out(*range, *kind).unwrap_or(false)).collect();
-        let ahead: Vec<String> = document.ahead(token).into_iter().map(str::to_owned).collect();
+        let bytes = bytes
+            .filter(|(range, kind)| self.file.others_keep_out(*range, *kind).unwrap_or(false))
+            .collect();
+        let ahead: Vec<String> = document
+            .ahead(token)
+            .into_iter()
+            .map(str::to_owned)
+            .collect();
         self.watching.bytes = bytes;
         let mut known = std::mem::take(&mut self.watching.ahead);
         for hold in ahead {
@@ -360,8 +411,15 @@ impl Slot {
             self.watching.ahead.push(watched.unwrap_or_else(|| {
                 let bytes = self.bytes.of_hold(&hold);
                 let keeps = self.file.others_write(bytes.position()).unwrap_or(false);
-                let range = if keeps { bytes.position() } else { bytes.alive() };
-                (hold, RangeLock::new(Arc::clone(&self.file), range, LockKind::Read))
+                let range = if keeps {
+                    bytes.position()
+                } else {
+                    bytes.alive()
+                };
+                (
+                    hold,
+                    RangeLock::new(Arc::clone(&self.file), range, LockKind::Read),
+                )
             }));
         }
         for (_, range_lock) in known {
@@ -384,7 +442,11 @@ impl Slot {
                 woken = other.1.wait() => woken?,
             },
         }
-        for (_, left) in self.watching.ahead.extract_if(.., |(_, range_lock)| range_lock.is_locked()) {
+        for (_, left) in self
+            .watching
+            .ahead
+            .extract_if(.., |(_, range_lock)| range_lock.is_locked())
+        {
             left.unlock();
         }
         Ok(())
@@ -400,7 +462,9 @@ impl Slot {
     /// Whether nothing would be lost with this slot.
     pub(super) fn is_idle(&self) -> bool {
         let range_locks = [&self.hold, &self.nested, &self.watcher, &self.shared];
-        self.ours.is_empty() && self.queued.is_empty() && !range_locks.iter().any(|range_lock| range_lock.is_locked())
+        self.ours.is_empty()
+            && self.queued.is_empty()
+            && !range_locks.iter().any(|range_lock| range_lock.is_locked())
     }
 }
 

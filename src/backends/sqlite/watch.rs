@@ -1,5 +1,5 @@
-//! Watches the path of a store with inotify: the database, the lock file, the directories above them up to the root, and symbolic links
-//! among these.
+//! Watches the path of a store with inotify: the database, the lock file, the directories above
+//! them up to the root, and symbolic links among these.
 
 use std::{
     collections::BTreeSet,
@@ -22,13 +22,18 @@ impl PathWatch {
         let moved = WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
         for file in [database, &LockFile::path_for(database)] {
             // A file that is open elsewhere isn't deleted yet when its last name is.
-            let _ = add_watch(&fd, file, moved | WatchFlags::ATTRIB | WatchFlags::DONT_FOLLOW);
+            let _ = add_watch(
+                &fd,
+                file,
+                moved | WatchFlags::ATTRIB | WatchFlags::DONT_FOLLOW,
+            );
         }
         for directory in directories(database) {
             // What can't be read can't be watched.
             let _ = add_watch(&fd, &directory, moved | WatchFlags::DONT_FOLLOW);
         }
-        // Deprecated because a type's descriptor might change or be closed under tokio's feet; an OwnedFd's can't.
+        // Deprecated because a type's descriptor might change or be closed under tokio's feet; an
+        // OwnedFd's can't.
         #[allow(deprecated)]
         let watch = AsyncFd::with_interest(fd, Interest::READABLE)?;
         Ok(Self(watch))
@@ -47,7 +52,12 @@ impl PathWatch {
 
 /// The directories that lead to a file, also where symbolic links lead.
 fn directories(file: &Path) -> BTreeSet<PathBuf> {
-    let real = file.parent().and_then(|directory| directory.canonicalize().ok());
-    let ancestors = file.ancestors().skip(1).chain(real.iter().flat_map(|real| real.ancestors()));
+    let real = file
+        .parent()
+        .and_then(|directory| directory.canonicalize().ok());
+    let ancestors = file
+        .ancestors()
+        .skip(1)
+        .chain(real.iter().flat_map(|real| real.ancestors()));
     ancestors.map(Path::to_path_buf).collect()
 }

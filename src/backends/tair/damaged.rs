@@ -1,4 +1,5 @@
-//! Damaged replies of Tair, and damaged data stored by others: each is refused or read, and none causes a panic.
+//! Damaged replies of Tair, and damaged data stored by others: each is refused or read, and none
+//! causes a panic.
 
 use serde_json::json;
 
@@ -25,15 +26,26 @@ fn damaged_values_are_refused_or_read() {
     let mut read = 0;
     damage::each(|dice| {
         let at = dice.below(values.len());
-        let (mode, kind) = if values[at].is_array() { (TairMode::Version, "exstrtype") } else { (TairMode::Plain, "string") };
+        let (mode, kind) = if values[at].is_array() {
+            (TairMode::Version, "exstrtype")
+        } else {
+            (TairMode::Plain, "string")
+        };
         let mut value = values[at].clone();
         if let (Some(text), true) = (value.as_str(), dice.below(2) == 0) {
             value = damage::text(text, dice).into();
         }
         let replies = json!([["1700000001", "500000"], kind, 59_000, value, "812"]);
         let replies = damage::json(&replies, dice);
-        let replies: Vec<_> = replies.as_array().into_iter().flatten().map(reply).collect();
-        let Ok(seen) = TairSnapshot::read(mode, &replies) else { return };
+        let replies: Vec<_> = replies
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(reply)
+            .collect();
+        let Ok(seen) = TairSnapshot::read(mode, &replies) else {
+            return;
+        };
         read += 1;
         let now = seen.now_us.unwrap_or_default() / 1000;
         if let StoredValue::Held(mut document, _) = seen.what {
@@ -41,20 +53,41 @@ fn damaged_values_are_refused_or_read() {
             let _ = (document.holders(now), value::holders(&document));
         }
     });
-    assert!(read > damage::TRIES / 20, "only {read} could be read at all");
+    assert!(
+        read > damage::TRIES / 20,
+        "only {read} could be read at all"
+    );
 }
 
 #[test]
 fn damaged_queues_and_outboxes_are_refused_or_read() {
     let entry = r#"1700000000000000:{"h":"00000000000000aa","m":"x","f":true,"b":1700000000000,"l":1700000000100}"#;
-    let ordered = json!(["00000000000000aa", entry, "c:00000000000000aa", "1700000000200"]);
-    let plain = json!([["00000000000000ab", "1700000000000001"], ["00000000000000ab", r#"1700000000900:{"host":"web1"}"#]]);
+    let ordered = json!([
+        "00000000000000aa",
+        entry,
+        "c:00000000000000aa",
+        "1700000000200"
+    ]);
+    let plain = json!([
+        ["00000000000000ab", "1700000000000001"],
+        ["00000000000000ab", r#"1700000000900:{"host":"web1"}"#]
+    ]);
     let past = r#"{"fence":811,"started_ms":1700000000000,"ended_ms":1700000009000,"end":"ok"}"#;
     let outbox = json!(["811", past]);
-    let answers = [json!(1), json!("OK"), json!(["CAS_FAILED", "", 7]), json!(null)];
+    let answers = [
+        json!(1),
+        json!("OK"),
+        json!(["CAS_FAILED", "", 7]),
+        json!(null),
+    ];
     damage::each(|dice| {
         let ordered = reply(&damage::json(&ordered, dice));
-        let queue: Vec<_> = damage::json(&plain, dice).as_array().into_iter().flatten().map(reply).collect();
+        let queue: Vec<_> = damage::json(&plain, dice)
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(reply)
+            .collect();
         let mut document = Document::default();
         if let Ok(stored_queue) = StoredQueue::read(&ordered, &queue) {
             stored_queue.fill(&mut document);
@@ -64,6 +97,10 @@ fn damaged_queues_and_outboxes_are_refused_or_read() {
         document.waiters(1_700_000_001_000);
         let _ = (document.take_wake_ups(None), document.write());
         let damaged = reply(&damage::json(&answers[dice.below(answers.len())], dice));
-        let _ = (value::created(&damaged), value::compared(&damaged), value::stored(&damaged));
+        let _ = (
+            value::created(&damaged),
+            value::compared(&damaged),
+            value::stored(&damaged),
+        );
     });
 }

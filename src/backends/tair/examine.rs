@@ -22,7 +22,11 @@ impl TairStore {
             redis::RedisServer::Tcp { host, .. } => Some(host.as_str()),
             _ => None,
         };
-        transport::in_clear(hosts, server.password.is_some(), "a URL that begins with tairs, and TLS on the server")
+        transport::in_clear(
+            hosts,
+            server.password.is_some(),
+            "a URL that begins with tairs, and TLS on the server",
+        )
     }
 }
 
@@ -34,7 +38,8 @@ impl Admin for TairStore {
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         let replies = self.look(&questions()).await?;
-        let mut findings = ServerReport::read(&replies).findings(&self.options.server, ServerRole::Tair);
+        let mut findings =
+            ServerReport::read(&replies).findings(&self.options.server, ServerRole::Tair);
         findings.push(self.tls());
         Ok(findings)
     }
@@ -43,7 +48,11 @@ impl Admin for TairStore {
         let mut time = ::redis::pipe();
         time.cmd("TIME");
         let replies = self.look(&time).await?;
-        Ok(replies.first().and_then(|time| server_time("the server".into(), time)).into_iter().collect())
+        Ok(replies
+            .first()
+            .and_then(|time| server_time("the server".into(), time))
+            .into_iter()
+            .collect())
     }
 
     fn grants(&self, role: Role) -> Grants {
@@ -89,9 +98,15 @@ impl Admin for TairStore {
                 ]
             },
             reads: if plain {
-                &["time", "type", "getrange", "pttl", "hgetall", "zrange", "lrange", "hlen", "get", "scan"]
+                &[
+                    "time", "type", "getrange", "pttl", "hgetall", "zrange", "lrange", "hlen",
+                    "get", "scan",
+                ]
             } else {
-                &["time", "type", "exget", "getrange", "pttl", "hgetall", "zrange", "lrange", "hlen", "get", "scan"]
+                &[
+                    "time", "type", "exget", "getrange", "pttl", "hgetall", "zrange", "lrange",
+                    "hlen", "get", "scan",
+                ]
             },
             publishes: false,
             select: self.options.server.db != 0,

@@ -1,34 +1,47 @@
 //! Tair, or Redis with the TairString module: locks by compare-and-swap commands, without scripts.
 //!
-//! A lock is a string, or a string with a version. Its value has the holders of the lock's document. A client reads the value, and
-//! writes a new one only if the old one is still there. No value is ever written twice, so "still there" means that nothing
-//! happened in between. The value lasts as long as the last hold. The rest of the document is next to the value:
-//! the queue (`stored_queue.rs`, `queue.rs`), the run record, the warning, and the outbox (`history.rs`).
+//! A lock is a string, or a string with a version. Its value has the holders of the lock's
+//! document. A client reads the value, and writes a new one only if the old one is still there. No
+//! value is ever written twice, so "still there" means that nothing happened in between. The value
+//! lasts as long as the last hold. The rest of the document is next to the value: the queue
+//! (`stored_queue.rs`, `queue.rs`), the run record, the warning, and the outbox (`history.rs`).
 //!
 //! # Taking a lock
-//! 1. `SET NX PX` with a claim; in the same packet, after it, the time and the fence counter are read.
-//! 2. In one packet: `INCRBY` raises the counter to at least f = max(counter + 1, time in µs), and `CAS … PX` changes the claim to a
-//!    document with f. The lock is granted if the comparison succeeds.
+//! 1. `SET NX PX` with a claim; in the same packet, after it, the time and the fence counter are
+//!    read.
+//! 2. In one packet: `INCRBY` raises the counter to at least f = max(counter + 1, time in µs), and
+//!    `CAS … PX` changes the claim to a document with f. The lock is granted if the comparison
+//!    succeeds.
 //!
-//! **Why fences rise.** The claim had the lock without a break from before the counter was read until the `CAS`, which found the claim's
-//! value. Each fence published before is at most the counter's value as read, so less than f. The counter is f or more before f is
-//! published, so each later fence is above f. Counting before taking would be wrong: of two clients that counted, the
-//! later could take first. A share next to others is granted in the same way, on top of their value.
+//! **Why fences rise.** The claim had the lock without a break from before the counter was read
+//! until the `CAS`, which found the claim's value. Each fence published before is at most the
+//! counter's value as read, so less than f. The counter is f or more before f is published, so each
+//! later fence is above f. Counting before taking would be wrong: of two clients that counted, the
+//! later could take first. A share next to others is granted in the same way, on top of their
+//! value.
 //!
 //! # Worst cases
-//! - *The reply to 1 is lost.* A repeated request finds this hold's claim and goes on with 2. An abandoned one is released.
-//! - *The reply to 2 is lost.* A repeated request finds the owner as a holder, and enters like a nested hold. An abandoned one is released.
-//!   If the grant has not arrived yet, the release changes the value, and the late comparison fails.
-//! - *1 arrives late*, after it was abandoned: the claim never had a fence, and ends within [`CLAIMED`]. `CAS` sets the end of the lease.
-//! - *The lease ends between 1 and 2*, or between reading and writing a renewal: the comparison fails, and a new holder is not affected.
-//! - *A renewal comes late*, after its hold ended but with the value unchanged: then no client has acted on the end. A client
-//!   that reports the hold as over, or finds the lock busy without it, writes a new value first.
-//! - *Two clients change the value at the same time*: one comparison fails, and that client reads again.
-//! - *A packet is executed only in part* (no memory, no right): the lock's own commands come first. A start that is not written fails the
-//!   grant, and is written by the repeated request.
-//! - *The server is out of memory:* it refuses compare-and-delete too, so a release waits, or the lease ends.
+//! - *The reply to 1 is lost.* A repeated request finds this hold's claim and goes on with 2. An
+//!   abandoned one is released.
+//! - *The reply to 2 is lost.* A repeated request finds the owner as a holder, and enters like a
+//!   nested hold. An abandoned one is released. If the grant has not arrived yet, the release
+//!   changes the value, and the late comparison fails.
+//! - *1 arrives late*, after it was abandoned: the claim never had a fence, and ends within
+//!   [`CLAIMED`]. `CAS` sets the end of the lease.
+//! - *The lease ends between 1 and 2*, or between reading and writing a renewal: the comparison
+//!   fails, and a new holder is not affected.
+//! - *A renewal comes late*, after its hold ended but with the value unchanged: then no client has
+//!   acted on the end. A client that reports the hold as over, or finds the lock busy without it,
+//!   writes a new value first.
+//! - *Two clients change the value at the same time*: one comparison fails, and that client reads
+//!   again.
+//! - *A packet is executed only in part* (no memory, no right): the lock's own commands come first.
+//!   A start that is not written fails the grant, and is written by the repeated request.
+//! - *The server is out of memory:* it refuses compare-and-delete too, so a release waits, or the
+//!   lease ends.
 //!
-//! Versions alone are no fences: they start anew once a key is gone. See `value.rs` for this and other traps.
+//! Versions alone are no fences: they start anew once a key is gone. See `value.rs` for this and
+//! other traps.
 
 #[cfg(test)]
 mod damaged;
@@ -55,7 +68,8 @@ use super::{
     redis::{connection::RedisConnection, failure, names::RedisNames},
 };
 use crate::lock::{
-    Capabilities, Effect, Error, HistoryEntry, Identity, Key, Kind, Note, Progress, Request, Result, SkipCount, Wake, Which,
+    Capabilities, Effect, Error, HistoryEntry, Identity, Key, Kind, Note, Progress, Request,
+    Result, SkipCount, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -69,7 +83,8 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     ..Capabilities::usual("tair")
 };
 
-/// The longest time for which a claim keeps the lock, much longer than the way to the server and back.
+/// The longest time for which a claim keeps the lock, much longer than the way to the server and
+/// back.
 pub const CLAIMED: Duration = Duration::from_secs(5);
 
 /// The backend for locks on one Tair.
@@ -88,12 +103,13 @@ pub struct TairVersion {
 
 /// One Tair.
 ///
-/// It has at most one connection, opened by the first call that needs it. A call that is dropped or fails closes the
-/// connection, and the next call opens another.
+/// It has at most one connection, opened by the first call that needs it. A call that is dropped or
+/// fails closes the connection, and the next call opens another.
 pub struct TairStore {
     options: TairOptions,
     connection: Option<RedisConnection>,
-    /// The last written value, if the lock has a single hold: enough to release it without reading first.
+    /// The last written value, if the lock has a single hold: enough to release it without reading
+    /// first.
     written: Option<(Key, Snapshot<TairVersion>)>,
     /// Whether the queue's rules apply to waiters of the lock that was last asked for.
     in_ordered_queue: bool,
@@ -102,7 +118,12 @@ pub struct TairStore {
 impl Tair {
     /// Creates a backend for `options`. Without I/O.
     pub fn new(options: TairOptions) -> Self {
-        Self::of(TairStore { options, connection: None, written: None, in_ordered_queue: false })
+        Self::of(TairStore {
+            options,
+            connection: None,
+            written: None,
+            in_ordered_queue: false,
+        })
     }
 }
 
@@ -111,19 +132,27 @@ impl TairStore {
         RedisNames::new(&self.options.namespace, key)
     }
 
-    /// Sends several commands in one packet. With `takes`, an abandoned packet is not delivered if that can be avoided.
+    /// Sends several commands in one packet. With `takes`, an abandoned packet is not delivered if
+    /// that can be avoided.
     async fn run(&mut self, pipeline: &Pipeline, takes: bool) -> Result<Vec<Value>> {
         let mut connection = match self.connection.take().filter(RedisConnection::is_open) {
             Some(connection) => connection,
             None => self.open().await?,
         };
         connection.drop_unsent_on_close(takes);
-        let replies = connection.exchange(&pipeline.get_packed_pipeline(), pipeline.len()).await?;
+        let replies = connection
+            .exchange(&pipeline.get_packed_pipeline(), pipeline.len())
+            .await?;
         if takes {
             connection.drop_unsent_on_close(false);
         }
-        let mut errors =
-            replies.iter().filter_map(|reply| if let Value::ServerError(error) = reply { Some(failure::refused(error)) } else { None });
+        let mut errors = replies.iter().filter_map(|reply| {
+            if let Value::ServerError(error) = reply {
+                Some(failure::refused(error))
+            } else {
+                None
+            }
+        });
         match errors.find(Error::ends_connection) {
             Some(error) => self.options.server.left(&error),
             None => self.connection = Some(connection),
@@ -133,7 +162,9 @@ impl TairStore {
 
     /// Like [`TairStore::run`], for commands whose failure changes no lock.
     async fn look(&mut self, pipeline: &Pipeline) -> Result<Vec<Value>> {
-        self.run(pipeline, false).await.map_err(|error| error.effect(Effect::NotApplied))
+        self.run(pipeline, false)
+            .await
+            .map_err(|error| error.effect(Effect::NotApplied))
     }
 
     /// Connects, logs in, and checks in the same round trip that the server has the commands.
@@ -144,12 +175,24 @@ impl TairStore {
         let (connection, answers) = RedisConnection::open_and(&self.options.server, &probe).await?;
         // Without the right to COMMAND INFO, missing commands show when they are used.
         if let Some(Value::Array(known)) = answers.first() {
-            let missing = |(name, info): (&&str, &Value)| matches!(info, Value::Nil).then(|| name.to_uppercase());
-            let missing: Vec<_> = mode.commands().iter().zip(known).filter_map(missing).collect();
+            let missing = |(name, info): (&&str, &Value)| {
+                matches!(info, Value::Nil).then(|| name.to_uppercase())
+            };
+            let missing: Vec<_> = mode
+                .commands()
+                .iter()
+                .zip(known)
+                .filter_map(missing)
+                .collect();
             if !missing.is_empty() {
                 let what = missing.join(" and ");
-                return Err(Error::new(Kind::Config, format!("the server has no {what}: it is no Tair, and has no TairString module"))
-                    .hint("redis:// is for Redis and Valkey; or load the TairString module"));
+                return Err(Error::new(
+                    Kind::Config,
+                    format!(
+                        "the server has no {what}: it is no Tair, and has no TairString module"
+                    ),
+                )
+                .hint("redis:// is for Redis and Valkey; or load the TairString module"));
             }
         }
         if let Some(Value::ServerError(error)) = answers.first()
@@ -167,7 +210,11 @@ impl Store for TairStore {
 
     fn identity(&self) -> Identity {
         let url = self.options.redacted_url();
-        Identity::new(&CAPABILITIES, url.clone(), &[&url, self.options.namespace.as_str()])
+        Identity::new(
+            &CAPABILITIES,
+            url.clone(),
+            &[&url, self.options.namespace.as_str()],
+        )
     }
 
     fn stored_as(&self, key: &Key) -> Result<String> {
@@ -178,12 +225,21 @@ impl Store for TairStore {
         self.read_snapshot(key, purpose).await
     }
 
-    async fn swap(&mut self, key: &Key, was: Snapshot<TairVersion>, change: Change<'_>) -> Result<bool> {
+    async fn swap(
+        &mut self,
+        key: &Key,
+        was: Snapshot<TairVersion>,
+        change: Change<'_>,
+    ) -> Result<bool> {
         self.write(key, was, change).await
     }
 
     async fn wait(&mut self, _: &Request, at_most: Duration, transient: bool) -> Result<Wake> {
-        let delay = if self.in_ordered_queue { self.options.retry_delay.min(stored_queue::LOOK) } else { self.options.retry_delay };
+        let delay = if self.in_ordered_queue {
+            self.options.retry_delay.min(stored_queue::LOOK)
+        } else {
+            self.options.retry_delay
+        };
         Ok(pause(delay, transient, at_most).await)
     }
 
@@ -194,12 +250,21 @@ impl Store for TairStore {
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
         let names = self.names(&request.key)?;
         let mut leave = ::redis::pipe();
-        stored_queue::remove(&mut leave, &names, &request.token.hold_text(), !super::cas::in_order(request));
+        stored_queue::remove(
+            &mut leave,
+            &names,
+            &request.token.hold_text(),
+            !super::cas::in_order(request),
+        );
         self.look(&leave).await?;
         Ok(true)
     }
 
-    async fn scan(&mut self, start: &str, progress: &Progress) -> Result<Vec<(Key, Snapshot<TairVersion>)>> {
+    async fn scan(
+        &mut self,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<(Key, Snapshot<TairVersion>)>> {
         self.read_all(start, progress).await
     }
 

@@ -32,15 +32,28 @@ impl TairOptions {
 
     /// Options for plain strings on `server` in the namespace `dlock`.
     pub fn new(server: redis::RedisOptions) -> Self {
-        Self { server, mode: TairMode::Plain, retry_delay: Self::RETRY_DELAY, namespace: Namespace::default() }
+        Self {
+            server,
+            mode: TairMode::Plain,
+            retry_delay: Self::RETRY_DELAY,
+            namespace: Namespace::default(),
+        }
     }
 
     /// Returns the URL without user and password.
     pub fn redacted_url(&self) -> String {
         let url = self.server.redacted_url();
         let rest = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest);
-        let scheme = if self.server.tls.is_some() { "tairs" } else { "tair" };
-        let mode = if self.mode == TairMode::Version { "?mode=version" } else { "" };
+        let scheme = if self.server.tls.is_some() {
+            "tairs"
+        } else {
+            "tair"
+        };
+        let mode = if self.mode == TairMode::Version {
+            "?mode=version"
+        } else {
+            ""
+        };
         format!("{scheme}://{rest}{mode}")
     }
 }

@@ -15,14 +15,16 @@ use crate::{
         cas::{Base, Outside, ReadFor, Snapshot, in_order},
         redis::{
             failure,
-            names::{ENCODING, RedisNames, is_run_data, key_of, pattern, prefix, side_of, side_start},
+            names::{
+                ENCODING, RedisNames, is_run_data, key_of, pattern, prefix, side_of, side_start,
+            },
             reading::add_scanned,
             state::foreign,
         },
     },
     lock::{
-        Error, Fence, Holder, Key, Kind, Mode, Progress, ReleaseInfo, Request, Result, RunRecord, Token, Which, document::Document,
-        whole_ms,
+        Error, Fence, Holder, Key, Kind, Mode, Progress, ReleaseInfo, Request, Result, RunRecord,
+        Token, Which, document::Document, whole_ms,
     },
 };
 
@@ -41,7 +43,11 @@ struct Parts {
 }
 
 impl Parts {
-    const ALL: Self = Self { most: true, queue: true, strict: false };
+    const ALL: Self = Self {
+        most: true,
+        queue: true,
+        strict: false,
+    };
 
     fn add(self, mode: TairMode, pipeline: &mut Pipeline, names: &RedisNames) {
         mode.read(pipeline, names);
@@ -61,7 +67,8 @@ impl Parts {
 }
 
 impl TairMode {
-    /// Returns the key of the run record. It differs by mode, and from that of `redis://`, since the types differ.
+    /// Returns the key of the run record. It differs by mode, and from that of `redis://`, since
+    /// the types differ.
     pub(super) fn policy(self, names: &RedisNames) -> String {
         format!("{}-{}", names.starts, self.kind())
     }
@@ -72,7 +79,11 @@ impl TairMode {
 }
 
 impl TairStore {
-    pub(super) async fn read_snapshot(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<TairVersion>> {
+    pub(super) async fn read_snapshot(
+        &mut self,
+        key: &Key,
+        purpose: ReadFor<'_>,
+    ) -> Result<Snapshot<TairVersion>> {
         let (names, mode) = (self.names(key)?, self.options.mode);
         let (asks, claims) = match purpose {
             ReadFor::Warn => return self.read_warned(key, &names).await,
@@ -86,14 +97,27 @@ impl TairStore {
             ReadFor::Change | ReadFor::Look => (None, false),
         };
         let look = matches!(purpose, ReadFor::Look);
-        let parts = Parts { most: look || asks.is_some(), queue: look || asks.is_some_and(in_order), strict: asks.is_some() };
+        let parts = Parts {
+            most: look || asks.is_some(),
+            queue: look || asks.is_some_and(in_order),
+            strict: asks.is_some(),
+        };
         let mut packet = ::redis::pipe();
         let claim = match asks.filter(|_| claims) {
-            Some(request) => Some(mode.create(&mut packet, &names.lock, &value::claim(request)?, whole_ms(request.ttl.get().min(CLAIMED)))),
+            Some(request) => Some(mode.create(
+                &mut packet,
+                &names.lock,
+                &value::claim(request)?,
+                whole_ms(request.ttl.get().min(CLAIMED)),
+            )),
             None => None,
         };
         parts.add(mode, &mut packet, &names);
-        let replies = if claim.is_some() { self.run(&packet, true).await? } else { self.look(&packet).await? };
+        let replies = if claim.is_some() {
+            self.run(&packet, true).await?
+        } else {
+            self.look(&packet).await?
+        };
         let (made, reads) = match (claim, replies.split_first()) {
             (Some(claim), Some((reply, reads))) => (created(reply)?.then_some(claim), reads),
             _ => (None, &*replies),
@@ -102,13 +126,17 @@ impl TairStore {
             ReadFor::Release(token, _) => Some(token.hold_text()),
             _ => asks.map(|request| request.token.hold_text()),
         };
-        let found = self.understand(reads, parts, (made.clone(), own), &names, asks).await;
+        let found = self
+            .understand(reads, parts, (made.clone(), own), &names, asks)
+            .await;
         if let (Err(_), Some(made)) = (&found, &made) {
             self.undo(&names, made).await;
         }
         let snapshot = found?;
         if let Some(request) = asks {
-            self.in_ordered_queue = in_order(request) || !snapshot.version.stored_queue.is_empty() || snapshot.is_shared();
+            self.in_ordered_queue = in_order(request)
+                || !snapshot.version.stored_queue.is_empty()
+                || snapshot.is_shared();
         }
         Ok(snapshot)
     }
@@ -134,39 +162,78 @@ impl TairStore {
                 snapshot.version.stored_queue = StoredQueue::read(ordered, queue)?;
             }
         }
-        let Snapshot { document, version, .. } = &mut snapshot;
+        let Snapshot {
+            document, version, ..
+        } = &mut snapshot;
         version.stored_queue.fill(document);
         Ok(snapshot)
     }
 
     /// Returns the snapshot that this client last wrote, if `token` is the lock's only hold in it.
-    fn as_written(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Option<Snapshot<TairVersion>> {
+    fn as_written(
+        &mut self,
+        key: &Key,
+        token: &Token,
+        info: &ReleaseInfo,
+    ) -> Option<Snapshot<TairVersion>> {
         let (_, mut snapshot) = self.written.take().filter(|(of, _)| of == key)?;
-        let (since, ends) = (snapshot.document.held_alone_since()?, snapshot.document.ends()?);
+        let (since, ends) = (
+            snapshot.document.held_alone_since()?,
+            snapshot.document.ends()?,
+        );
         if let Some(held) = info.held_ms {
-            snapshot.now_us = snapshot.now_us.max(since.saturating_add(held).saturating_mul(1000));
+            snapshot.now_us = snapshot
+                .now_us
+                .max(since.saturating_add(held).saturating_mul(1000));
         }
         (snapshot.document.fence(token).is_some() && snapshot.now() < ends).then_some(snapshot)
     }
 
-    async fn read_warned(&mut self, key: &Key, names: &RedisNames) -> Result<Snapshot<TairVersion>> {
+    async fn read_warned(
+        &mut self,
+        key: &Key,
+        names: &RedisNames,
+    ) -> Result<Snapshot<TairVersion>> {
         let mode = self.options.mode;
         let held = Box::pin(self.read_snapshot(key, ReadFor::Change)).await?;
         let mut look = ::redis::pipe();
         mode.read_value(&mut look, &mode.warned(names));
-        let known = value::stored(self.look(&look).await?.first().ok_or_else(failure::unreadable)?)?;
+        let known = value::stored(
+            self.look(&look)
+                .await?
+                .first()
+                .ok_or_else(failure::unreadable)?,
+        )?;
         let mut document = held.document;
         if let Some((fence, level)) = known.as_ref().and_then(|known| known.value.split_once(':'))
             && let (Ok(fence), Ok(level)) = (fence.parse(), level.parse())
         {
             document.set_warned(Fence(fence), level);
         }
-        let version = TairVersion { stored: known, is_warning: true, ..TairVersion::default() };
-        Ok(Snapshot { document, version, ..held })
+        let version = TairVersion {
+            stored: known,
+            is_warning: true,
+            ..TairVersion::default()
+        };
+        Ok(Snapshot {
+            document,
+            version,
+            ..held
+        })
     }
 
-    pub(super) async fn read_all(&mut self, start: &str, progress: &Progress) -> Result<Vec<(Key, Snapshot<TairVersion>)>> {
-        let (mode, keys) = (self.options.mode, self.scan_keys(start, progress).await?.into_iter().collect::<Vec<Key>>());
+    pub(super) async fn read_all(
+        &mut self,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<(Key, Snapshot<TairVersion>)>> {
+        let (mode, keys) = (
+            self.options.mode,
+            self.scan_keys(start, progress)
+                .await?
+                .into_iter()
+                .collect::<Vec<Key>>(),
+        );
         let mut found = Vec::new();
         for batch in keys.chunks(BATCH) {
             let mut packet = ::redis::pipe();
@@ -178,7 +245,8 @@ impl TairStore {
             for (key, replies) in batch.iter().zip(replies.chunks(Parts::ALL.count())) {
                 match snapshot(mode, replies, Parts::ALL, (None, None)) {
                     // With an empty namespace, a foreign lock may be any program's temporary value.
-                    Ok(found) if found.is_foreign() && self.options.namespace.as_str().is_empty() => {}
+                    Ok(found)
+                        if found.is_foreign() && self.options.namespace.as_str().is_empty() => {}
                     Ok(mut snapshot) => {
                         snapshot.version.stored_queue.fill(&mut snapshot.document);
                         found.push((key.clone(), snapshot));
@@ -194,15 +262,43 @@ impl TairStore {
     async fn scan_keys(&mut self, start: &str, progress: &Progress) -> Result<BTreeSet<Key>> {
         let namespace = self.options.namespace.clone();
         let pattern = pattern(&(prefix(&namespace) + &ENCODING.encode_str(start)));
-        self.scan_for((&pattern, Some(self.options.mode.kind())), |name| key_of(&namespace, name), progress).await
+        self.scan_for(
+            (&pattern, Some(self.options.mode.kind())),
+            |name| key_of(&namespace, name),
+            progress,
+        )
+        .await
     }
 
-    pub(super) async fn known_keys(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+    pub(super) async fn known_keys(
+        &mut self,
+        start: &str,
+        which: Which,
+        progress: &Progress,
+    ) -> Result<Vec<Key>> {
         let namespace = self.options.namespace.clone();
         let policy = format!("starts-{}", self.options.mode.kind());
-        let wanted = |what: &str| if which == Which::Kept { what == policy } else { is_run_data(what) };
-        let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
-        Ok(self.scan_for((&pattern(&side_start(&namespace, start)), None), of, progress).await?.into_iter().collect())
+        let wanted = |what: &str| {
+            if which == Which::Kept {
+                what == policy
+            } else {
+                is_run_data(what)
+            }
+        };
+        let of = |name: &str| {
+            side_of(&namespace, name)
+                .filter(|(_, what)| wanted(what))
+                .map(|(key, _)| key)
+        };
+        Ok(self
+            .scan_for(
+                (&pattern(&side_start(&namespace, start)), None),
+                of,
+                progress,
+            )
+            .await?
+            .into_iter()
+            .collect())
     }
 
     /// Returns the keys of the names that match `pattern`.
@@ -216,7 +312,13 @@ impl TairStore {
         let mut cursor = "0".to_owned();
         loop {
             let mut pipeline = ::redis::pipe();
-            pipeline.cmd("SCAN").arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
+            pipeline
+                .cmd("SCAN")
+                .arg(&cursor)
+                .arg("MATCH")
+                .arg(pattern)
+                .arg("COUNT")
+                .arg(1000);
             if let Some(kind) = kind {
                 pipeline.arg("TYPE").arg(kind);
             }
@@ -232,49 +334,88 @@ impl TairStore {
 
 impl Snapshot<TairVersion> {
     fn is_foreign(&self) -> bool {
-        self.outside.as_ref().is_some_and(|outside| outside.holder.foreign)
+        self.outside
+            .as_ref()
+            .is_some_and(|outside| outside.holder.foreign)
     }
 
     fn is_shared(&self) -> bool {
-        self.document.holders(self.now()).iter().any(|holder| holder.mode != Mode::Exclusive)
+        self.document
+            .holders(self.now())
+            .iter()
+            .any(|holder| holder.mode != Mode::Exclusive)
     }
 }
 
-/// Reads the replies to [`Parts::add`], without filling in the queue. `made` is the claim just made, `own` the hold that reads the lock.
+/// Reads the replies to [`Parts::add`], without filling in the queue. `made` is the claim just
+/// made, `own` the hold that reads the lock.
 fn snapshot(
     mode: TairMode,
     replies: &[Value],
     parts: Parts,
     (made, own): (Option<Stored>, Option<String>),
 ) -> Result<Snapshot<TairVersion>> {
-    let (reads, rest) = replies.split_at_checked(READS).ok_or_else(failure::unreadable)?;
+    let (reads, rest) = replies
+        .split_at_checked(READS)
+        .ok_or_else(failure::unreadable)?;
     let (policy, rest) = rest.split_first().ok_or_else(failure::unreadable)?;
     let seen = TairSnapshot::read(mode, reads)?;
-    let (mut document, mut outside, mut base, mut stored) = (Document::default(), None, Base::Nothing, None);
+    let (mut document, mut outside, mut base, mut stored) =
+        (Document::default(), None, Base::Nothing, None);
     let left = u64::try_from(seen.left).ok();
     let expires_in = left.map(std::time::Duration::from_millis);
     match (made, seen.what) {
         (Some(made), _) => (base, stored) = (Base::Claim, Some(made)),
-        (None, StoredValue::Held(held, value)) => (document, base, stored) = (*held, Base::Document, Some(value)),
-        // The claim of an earlier attempt whose reply was lost.
-        (None, StoredValue::Claimed(claim, value)) if Some(&claim.hold) == own.as_ref() => (base, stored) = (Base::Claim, Some(value)),
-        (None, StoredValue::Claimed(claim, _)) => {
-            let holder = Holder { foreign: false, metadata: claim.metadata, ..foreign(Mode::Exclusive, expires_in) };
-            outside = Some(Outside { holder, left, transient: true });
+        (None, StoredValue::Held(held, value)) => {
+            (document, base, stored) = (*held, Base::Document, Some(value));
         }
-        (None, StoredValue::Foreign) => outside = Some(Outside { holder: foreign(Mode::Exclusive, expires_in), left, transient: false }),
+        // The claim of an earlier attempt whose reply was lost.
+        (None, StoredValue::Claimed(claim, value)) if Some(&claim.hold) == own.as_ref() => {
+            (base, stored) = (Base::Claim, Some(value));
+        }
+        (None, StoredValue::Claimed(claim, _)) => {
+            let holder = Holder {
+                foreign: false,
+                metadata: claim.metadata,
+                ..foreign(Mode::Exclusive, expires_in)
+            };
+            outside = Some(Outside {
+                holder,
+                left,
+                transient: true,
+            });
+        }
+        (None, StoredValue::Foreign) => {
+            outside = Some(Outside {
+                holder: foreign(Mode::Exclusive, expires_in),
+                left,
+                transient: false,
+            });
+        }
         (None, StoredValue::Nothing) => {}
         (None, StoredValue::NoLock(kind)) => return Err(failure::no_lock(&format!("a {kind}"))),
     }
     let now_us = match seen.now_us {
         Some(now) => now,
-        // Only for display, without the right to TIME: the value ends with the last hold, which gives the time.
-        None if parts.queue && own.is_none() => {
-            document.ends().zip(left).map_or(0, |(ends, left)| ends.saturating_sub(left)).saturating_mul(1000)
+        // Only for display, without the right to TIME: the value ends with the last hold, which
+        // gives the time.
+        None if parts.queue && own.is_none() => document
+            .ends()
+            .zip(left)
+            .map_or(0, |(ends, left)| ends.saturating_sub(left))
+            .saturating_mul(1000),
+        None => {
+            return Err(
+                Error::new(Kind::Denied, "the user may not ask the server for its time")
+                    .hint("ACL SETUSER USER +time"),
+            );
         }
-        None => return Err(Error::new(Kind::Denied, "the user may not ask the server for its time").hint("ACL SETUSER USER +time")),
     };
-    let policy = if parts.strict { value::stored(policy)? } else { readable(policy)?.map_or(Ok(None), value::stored)? };
+    let policy = if parts.strict {
+        value::stored(policy)?
+    } else {
+        readable(policy)?.map_or(Ok(None), value::stored)?
+    };
     match policy.as_ref().map(|policy| read_policy(&policy.value)) {
         Some(Err(error)) if parts.strict => return Err(error),
         Some(Ok(policy)) => document.set_run_record(policy),
@@ -282,18 +423,36 @@ fn snapshot(
     }
     let mut stored_queue = StoredQueue::default();
     if parts.most {
-        let [outbox, ordered, queue @ ..] = rest else { return Err(failure::unreadable()) };
+        let [outbox, ordered, queue @ ..] = rest else {
+            return Err(failure::unreadable());
+        };
         history::fill(&mut document, outbox)?;
         stored_queue = StoredQueue::read(ordered, queue)?;
     }
-    let version = TairVersion { stored, is_warning: false, policy, stored_queue };
-    Ok(Snapshot { document, now_us, fence: seen.counter.map(Fence), outside, base, apart: false, version })
+    let version = TairVersion {
+        stored,
+        is_warning: false,
+        policy,
+        stored_queue,
+    };
+    Ok(Snapshot {
+        document,
+        now_us,
+        fence: seen.counter.map(Fence),
+        outside,
+        base,
+        apart: false,
+        version,
+    })
 }
 
-/// Reads a run record. An unreadable one is an error that denies every run, since it may be a start.
+/// Reads a run record. An unreadable one is an error that denies every run, since it may be a
+/// start.
 fn read_policy(json: &str) -> Result<RunRecord> {
     serde_json::from_str(json).map_err(|error| {
-        Error::new(Kind::Data, "the record of starts can't be read").hint("another program wrote it; delete …:starts").source(error)
+        Error::new(Kind::Data, "the record of starts can't be read")
+            .hint("another program wrote it; delete …:starts")
+            .source(error)
     })
 }
 

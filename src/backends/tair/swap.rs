@@ -1,4 +1,5 @@
-//! Writing a changed lock: its value by compare-and-swap, and the data next to it in the same packet.
+//! Writing a changed lock: its value by compare-and-swap, and the data next to it in the same
+//! packet.
 
 use ::redis::{Pipeline, Value};
 
@@ -15,9 +16,11 @@ use crate::{
     lock::{Error, Fence, Key, Kind, Result, document::Document, whole_ms},
 };
 
-/// The least ms for which data is kept after its last change; longer if a run policy needs the run record.
+/// The least ms for which data is kept after its last change; longer if a run policy needs the run
+/// record.
 const KEEP: u64 = 100 * 24 * 3600 * 1000;
-/// The most bytes of a lock's value after a grant. A value of more than twice that could not be read whole.
+/// The most bytes of a lock's value after a grant. A value of more than twice that could not be
+/// read whole.
 const MOST: usize = 1 << 19;
 
 /// A packet, and the indexes of the replies to its conditions.
@@ -33,11 +36,18 @@ struct SwapPipeline {
 }
 
 impl TairStore {
-    pub(super) async fn write(&mut self, key: &Key, was: Snapshot<TairVersion>, change: Change<'_>) -> Result<bool> {
+    pub(super) async fn write(
+        &mut self,
+        key: &Key,
+        was: Snapshot<TairVersion>,
+        change: Change<'_>,
+    ) -> Result<bool> {
         self.written = None;
         let names = self.names(key)?;
         if was.version.is_warning {
-            return self.write_warned(&names, was.version.stored.as_ref(), change.document).await;
+            return self
+                .write_warned(&names, was.version.stored.as_ref(), change.document)
+                .await;
         }
         let packet = match self.packet(&names, &was, &change) {
             Ok(packet) => packet,
@@ -48,11 +58,15 @@ impl TairStore {
         };
         if !packet.commands.is_empty() {
             let replies = self.run(&packet.commands, change.request.is_some()).await?;
-            let reply = |at: Option<usize>| at.map(|at| replies.get(at).ok_or_else(failure::unreadable)).transpose();
+            let reply = |at: Option<usize>| {
+                at.map(|at| replies.get(at).ok_or_else(failure::unreadable))
+                    .transpose()
+            };
             match reply(packet.compared)?.map(compared).transpose() {
                 Ok(None | Some(Compared::Done)) => {}
                 Ok(Some(Compared::Changed | Compared::Gone)) => {
-                    self.restore(&names, &was, &change, packet.policy.as_ref()).await;
+                    self.restore(&names, &was, &change, packet.policy.as_ref())
+                        .await;
                     return Ok(false);
                 }
                 Err(error) => {
@@ -60,8 +74,14 @@ impl TairStore {
                     return Err(error);
                 }
             }
-            if let Err(error) = confirmed(&change, &replies, reply(packet.counted)?, reply(packet.begun)?) {
-                self.take_back(&names, &was, (packet.value.as_ref(), change.granted)).await;
+            if let Err(error) = confirmed(
+                &change,
+                &replies,
+                reply(packet.counted)?,
+                reply(packet.begun)?,
+            ) {
+                self.take_back(&names, &was, (packet.value.as_ref(), change.granted))
+                    .await;
                 return Err(error);
             }
         }
@@ -72,21 +92,50 @@ impl TairStore {
         Ok(true)
     }
 
-    fn packet(&self, names: &RedisNames, was: &Snapshot<TairVersion>, change: &Change<'_>) -> Result<SwapPipeline> {
+    fn packet(
+        &self,
+        names: &RedisNames,
+        was: &Snapshot<TairVersion>,
+        change: &Change<'_>,
+    ) -> Result<SwapPipeline> {
         let (mode, now, mut packet) = (self.options.mode, was.now(), SwapPipeline::default());
-        let SwapPipeline { commands, counted, compared, begun, value, policy } = &mut packet;
+        let SwapPipeline {
+            commands,
+            counted,
+            compared,
+            begun,
+            value,
+            policy,
+        } = &mut packet;
         let (before, after) = (&was.document, change.document);
         if let Some(fence) = change.granted {
             *counted = Some(commands.len());
-            commands.cmd("INCRBY").arg(&names.fence).arg(fence.0 - was.fence.map_or(0, |fence| fence.0));
+            commands
+                .cmd("INCRBY")
+                .arg(&names.fence)
+                .arg(fence.0 - was.fence.map_or(0, |fence| fence.0));
         }
-        if let Some(old) = was.version.stored.as_ref().filter(|_| change.must || before.write_holders() != after.write_holders()) {
+        if let Some(old) = was
+            .version
+            .stored
+            .as_ref()
+            .filter(|_| change.must || before.write_holders() != after.write_holders())
+        {
             *compared = Some(commands.len());
             if let (Some(new), Some(ends)) = (holders(after), after.ends()) {
                 if change.granted.is_some() && new.len() > MOST {
-                    return Err(Error::new(Kind::Unsupported, "more holders share the lock than a value has room for"));
+                    return Err(Error::new(
+                        Kind::Unsupported,
+                        "more holders share the lock than a value has room for",
+                    ));
                 }
-                *value = Some(mode.swap(commands, &names.lock, old, &new, millis(ends.saturating_sub(now).max(1))));
+                *value = Some(mode.swap(
+                    commands,
+                    &names.lock,
+                    old,
+                    &new,
+                    millis(ends.saturating_sub(now).max(1)),
+                ));
             } else {
                 mode.delete(commands, &names.lock, old);
             }
@@ -94,7 +143,9 @@ impl TairStore {
         policy.clone_from(&was.version.policy);
         if before.run_record() != after.run_record() {
             let (json, name) = (to_json(after.run_record())?, mode.policy(names));
-            let keep = whole_ms(after.run_record().relevant(now)).saturating_mul(2).max(KEEP);
+            let keep = whole_ms(after.run_record().relevant(now))
+                .saturating_mul(2)
+                .max(KEEP);
             if change.request.is_some() {
                 *begun = Some(commands.len());
                 *policy = Some(mode.put(commands, &name, &json, keep));
@@ -104,24 +155,38 @@ impl TairStore {
             }
         }
         for (fence, past) in changed(before, after) {
-            // A grant next to other holds may fail its comparison. Its entry would look like a hold, so it is written after the grant.
+            // A grant next to other holds may fail its comparison. Its entry would look like a
+            // hold, so it is written after the grant.
             if Some(fence) != change.granted || was.base == Base::Claim {
                 history::note_begun(commands, names, fence, &past)?;
             }
         }
-        for past in change.ended.iter().filter(|past| past.fence.is_some_and(|fence| before.vanished(fence).is_some())) {
+        for past in change.ended.iter().filter(|past| {
+            past.fence
+                .is_some_and(|fence| before.vanished(fence).is_some())
+        }) {
             history::note_begun(commands, names, past.fence.unwrap_or(Fence(0)), past)?;
         }
-        if let Some(request) = change.request.filter(|_| change.granted.is_none() && before.queue() != after.queue()) {
+        if let Some(request) = change
+            .request
+            .filter(|_| change.granted.is_none() && before.queue() != after.queue())
+        {
             let queue = [before.queue(), after.queue()];
-            was.version.stored_queue.write(commands, names, request, queue, was.now_us)?;
+            was.version
+                .stored_queue
+                .write(commands, names, request, queue, was.now_us)?;
             remove_gone(commands, names, Some(&request.token.hold_text()), queue);
         }
         Ok(packet)
     }
 
     /// Writes the data that may follow the change. If that fails, the next grant makes up for it.
-    async fn finish(&mut self, names: &RedisNames, was: &Snapshot<TairVersion>, change: &Change<'_>) {
+    async fn finish(
+        &mut self,
+        names: &RedisNames,
+        was: &Snapshot<TairVersion>,
+        change: &Change<'_>,
+    ) {
         let mut commands = ::redis::pipe();
         let (before, after) = (&was.document, change.document);
         if let Some(fence) = change.granted {
@@ -131,12 +196,20 @@ impl TairStore {
             }
             was.version.stored_queue.clear(&mut commands, names);
             let own = change.request.map(|request| request.token.hold_text());
-            remove_gone(&mut commands, names, own.as_deref(), [before.queue(), after.queue()]);
+            remove_gone(
+                &mut commands,
+                names,
+                own.as_deref(),
+                [before.queue(), after.queue()],
+            );
         }
         for past in &change.ended {
             let _ = history::archive(&mut commands, names, past);
         }
-        for fence in before.fences().filter(|fence| after.vanished(*fence).is_none()) {
+        for fence in before
+            .fences()
+            .filter(|fence| after.vanished(*fence).is_none())
+        {
             history::forget(&mut commands, names, fence);
         }
         if !commands.is_empty() {
@@ -145,13 +218,27 @@ impl TairStore {
     }
 
     /// Restores the outbox and the run record after a failed comparison.
-    async fn restore(&mut self, names: &RedisNames, was: &Snapshot<TairVersion>, change: &Change<'_>, policy: Option<&Stored>) {
+    async fn restore(
+        &mut self,
+        names: &RedisNames,
+        was: &Snapshot<TairVersion>,
+        change: &Change<'_>,
+        policy: Option<&Stored>,
+    ) {
         let (mode, mut commands) = (self.options.mode, ::redis::pipe());
         match (policy, &was.version.policy) {
             (Some(written), None) => mode.delete(&mut commands, &mode.policy(names), written),
             (Some(written), Some(known)) if written != known => {
-                let keep = whole_ms(was.document.run_record().relevant(was.now())).saturating_mul(2).max(KEEP);
-                mode.swap(&mut commands, &mode.policy(names), written, &known.value, millis(keep));
+                let keep = whole_ms(was.document.run_record().relevant(was.now()))
+                    .saturating_mul(2)
+                    .max(KEEP);
+                mode.swap(
+                    &mut commands,
+                    &mode.policy(names),
+                    written,
+                    &known.value,
+                    millis(keep),
+                );
             }
             _ => {}
         }
@@ -168,18 +255,34 @@ impl TairStore {
         }
     }
 
-    /// Removes a claim, or a grant that was `written`, and its entry in the outbox. If that fails, it ends with its TTL.
-    async fn take_back(&mut self, names: &RedisNames, was: &Snapshot<TairVersion>, (written, granted): (Option<&Stored>, Option<Fence>)) {
+    /// Removes a claim, or a grant that was `written`, and its entry in the outbox. If that fails,
+    /// it ends with its TTL.
+    async fn take_back(
+        &mut self,
+        names: &RedisNames,
+        was: &Snapshot<TairVersion>,
+        (written, granted): (Option<&Stored>, Option<Fence>),
+    ) {
         let mut commands = ::redis::pipe();
         let mode = self.options.mode;
         match (written, &was.version.stored) {
-            (Some(written), _) if granted.is_some() => match (holders(&was.document), was.document.ends()) {
-                (Some(value), Some(ends)) => {
-                    mode.swap(&mut commands, &names.lock, written, &value, millis(ends.saturating_sub(was.now()).max(1)));
+            (Some(written), _) if granted.is_some() => {
+                match (holders(&was.document), was.document.ends()) {
+                    (Some(value), Some(ends)) => {
+                        mode.swap(
+                            &mut commands,
+                            &names.lock,
+                            written,
+                            &value,
+                            millis(ends.saturating_sub(was.now()).max(1)),
+                        );
+                    }
+                    _ => mode.delete(&mut commands, &names.lock, written),
                 }
-                _ => mode.delete(&mut commands, &names.lock, written),
-            },
-            (_, Some(claim)) if was.base == Base::Claim => mode.delete(&mut commands, &names.lock, claim),
+            }
+            (_, Some(claim)) if was.base == Base::Claim => {
+                mode.delete(&mut commands, &names.lock, claim);
+            }
             _ => {}
         }
         if let Some(fence) = granted {
@@ -198,18 +301,47 @@ impl TairStore {
         let _ = self.run(&delete, false).await;
     }
 
-    fn note_written(&mut self, key: &Key, was: &Snapshot<TairVersion>, change: &Change<'_>, value: Option<Stored>, policy: Option<Stored>) {
-        let Some(stored) = value.filter(|_| change.document.held_alone_since().is_some()) else { return };
-        let Ok(mut document) = Document::read(change.document.write_holders().as_deref()) else { return };
+    fn note_written(
+        &mut self,
+        key: &Key,
+        was: &Snapshot<TairVersion>,
+        change: &Change<'_>,
+        value: Option<Stored>,
+        policy: Option<Stored>,
+    ) {
+        let Some(stored) = value.filter(|_| change.document.held_alone_since().is_some()) else {
+            return;
+        };
+        let Ok(mut document) = Document::read(change.document.write_holders().as_deref()) else {
+            return;
+        };
         document.set_run_record(change.document.run_record().clone());
-        let version = TairVersion { stored: Some(stored), policy, ..TairVersion::default() };
+        let version = TairVersion {
+            stored: Some(stored),
+            policy,
+            ..TairVersion::default()
+        };
         let fence = change.granted.or(was.fence);
-        let snapshot = Snapshot { document, fence, outside: None, base: Base::Document, apart: true, version, now_us: was.now_us };
+        let snapshot = Snapshot {
+            document,
+            fence,
+            outside: None,
+            base: Base::Document,
+            apart: true,
+            version,
+            now_us: was.now_us,
+        };
         self.written = Some((key.clone(), snapshot));
     }
 
-    async fn write_warned(&mut self, names: &RedisNames, known: Option<&Stored>, document: &Document) -> Result<bool> {
-        let (mode, mut step, (fence, level)) = (self.options.mode, ::redis::pipe(), document.warned());
+    async fn write_warned(
+        &mut self,
+        names: &RedisNames,
+        known: Option<&Stored>,
+        document: &Document,
+    ) -> Result<bool> {
+        let (mode, mut step, (fence, level)) =
+            (self.options.mode, ::redis::pipe(), document.warned());
         let (name, value) = (mode.warned(names), format!("{fence}:{level}"));
         match known {
             Some(known) => mode.swap(&mut step, &name, known, &value, millis(KEEP)),
@@ -217,27 +349,52 @@ impl TairStore {
         };
         let replies = self.run(&step, false).await?;
         let reply = replies.first().ok_or_else(failure::unreadable)?;
-        if known.is_some() { Ok(compared(reply)? == Compared::Done) } else { created(reply) }
+        if known.is_some() {
+            Ok(compared(reply)? == Compared::Done)
+        } else {
+            created(reply)
+        }
     }
 }
 
 /// Returns the new or changed holds, each with its history entry in case it is never released.
 fn changed(before: &Document, after: &Document) -> Vec<(Fence, crate::lock::HistoryEntry)> {
-    let entry = |fence: Fence| after.vanished(fence).filter(|past| before.vanished(fence).as_ref() != Some(past)).map(|past| (fence, past));
+    let entry = |fence: Fence| {
+        after
+            .vanished(fence)
+            .filter(|past| before.vanished(fence).as_ref() != Some(past))
+            .map(|past| (fence, past))
+    };
     after.fences().filter_map(entry).collect()
 }
 
-/// Checks that the counter was raised to `fence` or more. It is higher if other clients counted too before their comparison failed.
+/// Checks that the counter was raised to `fence` or more. It is higher if other clients counted too
+/// before their comparison failed.
 fn counted(fence: Fence, reply: &Value) -> Result<()> {
     match reply {
         Value::ServerError(error) => Err(failure::refused(error)),
-        reply if reply::int(reply).and_then(|counted| u64::try_from(counted).ok()).is_some_and(|counted| counted >= fence.0) => Ok(()),
-        _ => Err(Error::new(Kind::Unavailable, "the fence counter was set back meanwhile")),
+        reply
+            if reply::int(reply)
+                .and_then(|counted| u64::try_from(counted).ok())
+                .is_some_and(|counted| counted >= fence.0) =>
+        {
+            Ok(())
+        }
+        _ => Err(Error::new(
+            Kind::Unavailable,
+            "the fence counter was set back meanwhile",
+        )),
     }
 }
 
-/// Checks that all required data was written: the counter and the start of a grant, or a waiter's entry.
-fn confirmed(change: &Change<'_>, replies: &[Value], count: Option<&Value>, begun: Option<&Value>) -> Result<()> {
+/// Checks that all required data was written: the counter and the start of a grant, or a waiter's
+/// entry.
+fn confirmed(
+    change: &Change<'_>,
+    replies: &[Value],
+    count: Option<&Value>,
+    begun: Option<&Value>,
+) -> Result<()> {
     if let (Some(fence), Some(reply)) = (change.granted, count) {
         counted(fence, reply)?;
     }
@@ -247,7 +404,10 @@ fn confirmed(change: &Change<'_>, replies: &[Value], count: Option<&Value>, begu
         return Err(failure::unreadable());
     }
     let in_vain = change.request.is_some() && change.granted.is_none();
-    match replies.iter().find(|reply| in_vain && matches!(reply, Value::ServerError(_))) {
+    match replies
+        .iter()
+        .find(|reply| in_vain && matches!(reply, Value::ServerError(_)))
+    {
         Some(Value::ServerError(error)) => Err(failure::refused(error)),
         _ => Ok(()),
     }

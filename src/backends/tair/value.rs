@@ -1,8 +1,9 @@
 //! The compare-and-swap commands, their replies, and the reads in the same packet.
 //!
-//! **Traps.** All these commands remove the TTL unless they set one, and their `KEEPTTL` doesn't keep it: each has its `PX`. Versions start
-//! at 1 again once a key is gone: two holders could have the same version, and one could renew the other's hold. So dlock starts each
-//! version at a random number, which makes it as unique as a value.
+//! **Traps.** All these commands remove the TTL unless they set one, and their `KEEPTTL` doesn't
+//! keep it: each has its `PX`. Versions start at 1 again once a key is gone: two holders could have
+//! the same version, and one could renew the other's hold. So dlock starts each version at a random
+//! number, which makes it as unique as a value.
 
 use redis::{Pipeline, ServerErrorKind, Value};
 use serde::{Deserialize, Serialize};
@@ -52,22 +53,67 @@ impl TairMode {
     }
 
     /// Stores `value` if the key does not exist.
-    pub(super) fn create(self, pipeline: &mut Pipeline, key: &str, value: &str, ttl: u64) -> Stored {
+    pub(super) fn create(
+        self,
+        pipeline: &mut Pipeline,
+        key: &str,
+        value: &str,
+        ttl: u64,
+    ) -> Stored {
         let version = random() >> 2;
         match self {
-            Self::Plain => pipeline.cmd("SET").arg(key).arg(value).arg("NX").arg("PX").arg(ttl),
-            Self::Version => pipeline.cmd("EXSET").arg(key).arg(value).arg("PX").arg(ttl).arg("NX").arg("ABS").arg(version),
+            Self::Plain => pipeline
+                .cmd("SET")
+                .arg(key)
+                .arg(value)
+                .arg("NX")
+                .arg("PX")
+                .arg(ttl),
+            Self::Version => pipeline
+                .cmd("EXSET")
+                .arg(key)
+                .arg(value)
+                .arg("PX")
+                .arg(ttl)
+                .arg("NX")
+                .arg("ABS")
+                .arg(version),
         };
-        Stored { value: value.to_owned(), version }
+        Stored {
+            value: value.to_owned(),
+            version,
+        }
     }
 
     /// Replaces `old` by `value`.
-    pub(super) fn swap(self, pipeline: &mut Pipeline, key: &str, old: &Stored, value: &str, ttl: i64) -> Stored {
+    pub(super) fn swap(
+        self,
+        pipeline: &mut Pipeline,
+        key: &str,
+        old: &Stored,
+        value: &str,
+        ttl: i64,
+    ) -> Stored {
         match self {
-            Self::Plain => pipeline.cmd("CAS").arg(key).arg(&old.value).arg(value).arg("PX").arg(ttl),
-            Self::Version => pipeline.cmd("EXCAS").arg(key).arg(value).arg(old.version).arg("PX").arg(ttl),
+            Self::Plain => pipeline
+                .cmd("CAS")
+                .arg(key)
+                .arg(&old.value)
+                .arg(value)
+                .arg("PX")
+                .arg(ttl),
+            Self::Version => pipeline
+                .cmd("EXCAS")
+                .arg(key)
+                .arg(value)
+                .arg(old.version)
+                .arg("PX")
+                .arg(ttl),
         };
-        Stored { value: value.to_owned(), version: old.version + 1 }
+        Stored {
+            value: value.to_owned(),
+            version: old.version + 1,
+        }
     }
 
     /// Deletes `old`.
@@ -83,9 +129,19 @@ impl TairMode {
         let version = random() >> 2;
         match self {
             Self::Plain => pipeline.cmd("SET").arg(key).arg(value).arg("PX").arg(ttl),
-            Self::Version => pipeline.cmd("EXSET").arg(key).arg(value).arg("PX").arg(ttl).arg("ABS").arg(version),
+            Self::Version => pipeline
+                .cmd("EXSET")
+                .arg(key)
+                .arg(value)
+                .arg("PX")
+                .arg(ttl)
+                .arg("ABS")
+                .arg(version),
         };
-        Stored { value: value.to_owned(), version }
+        Stored {
+            value: value.to_owned(),
+            version,
+        }
     }
 
     /// Reads a value of a key that only dlock writes.
@@ -98,10 +154,19 @@ impl TairMode {
 
     /// Reads the lock's value, its expiry, the time and the fence counter, in [`READS`] commands.
     pub(super) fn read(self, pipeline: &mut Pipeline, names: &RedisNames) {
-        pipeline.cmd("TIME").cmd("TYPE").arg(&names.lock).cmd("PTTL").arg(&names.lock);
+        pipeline
+            .cmd("TIME")
+            .cmd("TYPE")
+            .arg(&names.lock)
+            .cmd("PTTL")
+            .arg(&names.lock);
         match self {
             // Bounded: with an empty namespace the key may hold another program's huge value.
-            Self::Plain => pipeline.cmd("GETRANGE").arg(&names.lock).arg(0).arg((1 << 20) - 1),
+            Self::Plain => pipeline
+                .cmd("GETRANGE")
+                .arg(&names.lock)
+                .arg(0)
+                .arg((1 << 20) - 1),
             Self::Version => pipeline.cmd("EXGET").arg(&names.lock),
         };
         // Read after the value, so it includes all fences counted before the value was written.
@@ -147,8 +212,13 @@ pub(super) fn stored(reply: &Value) -> Result<Option<Stored>> {
         Value::ServerError(error) => Err(failure::refused(error)),
         Value::BulkString(_) => Ok(reply::text(reply).map(|value| Stored { value, version: 0 })),
         Value::Array(pair) => {
-            let (value, version) = (pair.first().and_then(reply::text), pair.get(1).and_then(reply::int));
-            Ok(value.zip(version.and_then(|version| u64::try_from(version).ok())).map(|(value, version)| Stored { value, version }))
+            let (value, version) = (
+                pair.first().and_then(reply::text),
+                pair.get(1).and_then(reply::int),
+            );
+            Ok(value
+                .zip(version.and_then(|version| u64::try_from(version).ok()))
+                .map(|(value, version)| Stored { value, version }))
         }
         _ => Err(failure::unreadable()),
     }
@@ -166,18 +236,26 @@ pub(super) struct TentativeClaim {
 
 /// Returns a value that was never written before.
 fn value(what: &str, json: &str) -> String {
-    format!(r#"{{"dlock":"{MAJOR}.0","nonce":"{:016x}","{what}":{json}}}"#, random())
+    format!(
+        r#"{{"dlock":"{MAJOR}.0","nonce":"{:016x}","{what}":{json}}}"#,
+        random()
+    )
 }
 
 /// Returns the value for a claim.
 pub(super) fn claim(request: &Request) -> Result<String> {
-    let claim = TentativeClaim { hold: request.token.hold_text(), metadata: request.metadata.clone() };
+    let claim = TentativeClaim {
+        hold: request.token.hold_text(),
+        metadata: request.metadata.clone(),
+    };
     Ok(value("claim", &to_json(&claim)?))
 }
 
 /// Returns the value for the holders of a document; `None` if there are none.
 pub(super) fn holders(document: &Document) -> Option<String> {
-    document.write_holders().map(|json| value("document", &json))
+    document
+        .write_holders()
+        .map(|json| value("document", &json))
 }
 
 /// A lock at one moment.
@@ -206,17 +284,32 @@ pub(super) enum StoredValue {
 }
 
 impl StoredValue {
-    /// Reads a value that dlock wrote; `None` for others. A value of a dlock before 0.1.0 counts as foreign: it keeps the lock to its end.
+    /// Reads a value that dlock wrote; `None` for others. A value of a dlock before 0.1.0 counts as
+    /// foreign: it keeps the lock to its end.
     pub(super) fn ours(stored: &Stored) -> Result<Option<Self>> {
-        let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&stored.value) else { return Ok(None) };
-        let Some(version) = fields.get("dlock").and_then(serde_json::Value::as_str) else { return Ok(None) };
-        let major = version.split('.').next().and_then(|major| major.parse().ok());
+        let Ok(fields) =
+            serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&stored.value)
+        else {
+            return Ok(None);
+        };
+        let Some(version) = fields.get("dlock").and_then(serde_json::Value::as_str) else {
+            return Ok(None);
+        };
+        let major = version
+            .split('.')
+            .next()
+            .and_then(|major| major.parse().ok());
         if major.is_none_or(|major: u32| major > MAJOR) {
             return Err(failure::newer_layout(version));
         }
-        let claim = fields.get("claim").and_then(|claim| TentativeClaim::deserialize(claim).ok());
+        let claim = fields
+            .get("claim")
+            .and_then(|claim| TentativeClaim::deserialize(claim).ok());
         Ok(match fields.get("document") {
-            Some(document) => Some(Self::Held(Box::new(Document::read(Some(&document.to_string()))?), stored.clone())),
+            Some(document) => Some(Self::Held(
+                Box::new(Document::read(Some(&document.to_string()))?),
+                stored.clone(),
+            )),
             None => claim.map(|claim| Self::Claimed(claim, stored.clone())),
         })
     }
@@ -225,7 +318,9 @@ impl StoredValue {
 impl TairSnapshot {
     /// Reads the replies to [`TairMode::read`].
     pub(super) fn read(mode: TairMode, replies: &[Value]) -> Result<Self> {
-        let [time, kind, left, value, counter] = replies else { return Err(failure::unreadable()) };
+        let [time, kind, left, value, counter] = replies else {
+            return Err(failure::unreadable());
+        };
         let now_us = readable(time)?.and_then(read_micros);
         if let Value::ServerError(error) = kind {
             // Without read rights the lock's state is unknown, and must not be reported as free.
@@ -235,7 +330,11 @@ impl TairSnapshot {
         let left = readable(left)?.and_then(reply::int).unwrap_or(-1);
         let counter = match readable(counter)? {
             None | Some(Value::Nil) => None,
-            Some(counter) => Some(reply::int(counter).and_then(|count| u64::try_from(count).ok()).ok_or_else(not_a_counter)?),
+            Some(counter) => Some(
+                reply::int(counter)
+                    .and_then(|count| u64::try_from(count).ok())
+                    .ok_or_else(not_a_counter)?,
+            ),
         };
         let ours = match stored(value) {
             Ok(Some(stored)) if kind == mode.kind() => StoredValue::ours(&stored)?,
@@ -248,24 +347,43 @@ impl TairSnapshot {
             None if left >= 0 || kind == "string" => StoredValue::Foreign,
             None => StoredValue::NoLock(kind),
         };
-        Ok(Self { now_us, left, counter, what })
+        Ok(Self {
+            now_us,
+            left,
+            counter,
+            what,
+        })
     }
 }
 
 fn not_a_counter() -> Error {
-    Error::new(Kind::Data, "the fence counter is not a number, or beyond 2^53")
-        .hint("another program wrote it; delete redisson_lock_token:{…}")
+    Error::new(
+        Kind::Data,
+        "the fence counter is not a number, or beyond 2^53",
+    )
+    .hint("another program wrote it; delete redisson_lock_token:{…}")
 }
 
 fn read_micros(reply: &Value) -> Option<u64> {
-    let [seconds, micros] = reply::items(reply)? else { return None };
-    u64::try_from(reply::int(seconds)?.checked_mul(1_000_000)?.checked_add(reply::int(micros)?)?).ok()
+    let [seconds, micros] = reply::items(reply)? else {
+        return None;
+    };
+    u64::try_from(
+        reply::int(seconds)?
+            .checked_mul(1_000_000)?
+            .checked_add(reply::int(micros)?)?,
+    )
+    .ok()
 }
 
 /// Returns the reply; `None` if the user may not read the key, or if its type is wrong.
 pub(super) fn readable(reply: &Value) -> Result<Option<&Value>> {
     match reply {
-        Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoPerm) || error.code() == "WRONGTYPE" => Ok(None),
+        Value::ServerError(error)
+            if error.kind() == Some(ServerErrorKind::NoPerm) || error.code() == "WRONGTYPE" =>
+        {
+            Ok(None)
+        }
         Value::ServerError(error) => Err(failure::refused(error)),
         reply => Ok(Some(reply)),
     }
@@ -275,17 +393,29 @@ pub(super) fn readable(reply: &Value) -> Result<Option<&Value>> {
 mod tests {
     use super::*;
 
-    const HOLDERS: &str = r#"{"v":100,"s":[{"o":"o","r":"r","h":{"r":{"t":5,"e":9}},"m":"s","f":7,"b":1,"l":2}]}"#;
+    const HOLDERS: &str =
+        r#"{"v":100,"s":[{"o":"o","r":"r","h":{"r":{"t":5,"e":9}},"m":"s","f":7,"b":1,"l":2}]}"#;
 
     fn read(value: &str) -> Result<Option<StoredValue>> {
-        StoredValue::ours(&Stored { value: value.to_owned(), version: 0 })
+        StoredValue::ours(&Stored {
+            value: value.to_owned(),
+            version: 0,
+        })
     }
 
     #[test]
     fn holders_survive_a_round_trip_and_no_value_repeats() {
         let value = format!(r#"{{"dlock":"1.7","nonce":"n","document":{HOLDERS},"new":1}}"#);
-        let Some(StoredValue::Held(document, _)) = read(&value).unwrap() else { panic!("{value}") };
-        assert_eq!((document.ends(), document.fences().map(|fence| fence.0).collect::<Vec<_>>()), (Some(9), vec![7]));
+        let Some(StoredValue::Held(document, _)) = read(&value).unwrap() else {
+            panic!("{value}")
+        };
+        assert_eq!(
+            (
+                document.ends(),
+                document.fences().map(|fence| fence.0).collect::<Vec<_>>()
+            ),
+            (Some(9), vec![7])
+        );
         let [one, two] = [(); 2].map(|()| holders(&document).unwrap());
         assert!(one != two && one.contains(HOLDERS), "{one}");
         assert!(holders(&Document::default()).is_none());
@@ -293,14 +423,34 @@ mod tests {
 
     #[test]
     fn foreign_values_are_ignored_and_newer_layouts_are_refused() {
-        for value in ["", "mK3xV9", "7", "{}", r#"{"owner":"o"}"#, r#"{"dlock":"1.0"}"#, r#"{"dlock":7}"#, r#"["document"]"#] {
+        for value in [
+            "",
+            "mK3xV9",
+            "7",
+            "{}",
+            r#"{"owner":"o"}"#,
+            r#"{"dlock":"1.0"}"#,
+            r#"{"dlock":7}"#,
+            r#"["document"]"#,
+        ] {
             assert!(read(value).unwrap().is_none(), "{value}");
         }
         for version in ["2.0", "?"] {
-            assert_eq!(read(&format!(r#"{{"dlock":"{version}","document":{{}}}}"#)).unwrap_err().kind, Kind::Layout, "{version}");
+            assert_eq!(
+                read(&format!(r#"{{"dlock":"{version}","document":{{}}}}"#))
+                    .unwrap_err()
+                    .kind,
+                Kind::Layout,
+                "{version}"
+            );
         }
         for (document, kind) in [(r#"{"v":200}"#, Kind::Layout), ("7", Kind::Data)] {
-            assert_eq!(read(&format!(r#"{{"dlock":"1.0","document":{document}}}"#)).unwrap_err().kind, kind);
+            assert_eq!(
+                read(&format!(r#"{{"dlock":"1.0","document":{document}}}"#))
+                    .unwrap_err()
+                    .kind,
+                kind
+            );
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The nodes of a lock's directory: its holders and waiters, of every library.
 //!
-//! The number at a node's end, which the server assigns, is its position in the one queue. Recognised names:
+//! The number at a node's end, which the server assigns, is its position in the one queue.
+//! Recognised names:
 //!
 //! | name | contender |
 //! |---|---|
@@ -22,7 +23,8 @@ use crate::lock::{Fence, Mode};
 pub(super) struct ContenderNode {
     /// The node's name in the directory.
     pub(super) name: String,
-    /// Its position. The server continues after 2^31-1 with -2^31, so only differences are meaningful.
+    /// Its position. The server continues after 2^31-1 with -2^31, so only differences are
+    /// meaningful.
     sequence: i32,
     /// The requested mode.
     pub(super) mode: Mode,
@@ -32,14 +34,17 @@ pub(super) struct ContenderNode {
 
 /// Returns the fence of a contender: the number of the change that created its node.
 pub(super) fn fence(stat: &Stat) -> Option<Fence> {
-    u64::try_from(stat.czxid).ok().filter(|czxid| (1..1 << 53).contains(czxid)).map(Fence)
+    u64::try_from(stat.czxid)
+        .ok()
+        .filter(|czxid| (1..1 << 53).contains(czxid))
+        .map(Fence)
 }
 
 /// The beginning of dlock's names, before the public id.
 const PREFIX: &str = "_c_";
 
-/// The infixes before the number in the second node: for a reader, and for all others. Curator itself never uses the latter. So a second
-/// node without its first is still recognised.
+/// The infixes before the number in the second node: for a reader, and for all others. Curator
+/// itself never uses the latter. So a second node without its first is still recognised.
 const TWINS: [&str; 2] = ["-__READ__", "-excl-__WRIT__"];
 /// The infix before the number of permits that a contender asks for.
 const PERMIT: &str = "-permit-";
@@ -66,7 +71,10 @@ pub(super) fn name(guid: &str, mode: Mode) -> String {
 /// Returns the name of a dlock contender's second node, without the number.
 pub(super) fn second_node(guid: &str, mode: Mode) -> String {
     let [reader, alone] = TWINS;
-    format!("{PREFIX}{guid}{}", if mode == Mode::Shared { reader } else { alone })
+    format!(
+        "{PREFIX}{guid}{}",
+        if mode == Mode::Shared { reader } else { alone }
+    )
 }
 
 impl ContenderNode {
@@ -74,54 +82,79 @@ impl ContenderNode {
     pub(super) fn parse(name: &str) -> Option<Self> {
         FAMILIES.into_iter().find_map(|(family, mode)| {
             let (start, number) = name.rsplit_once(family)?;
-            // Ten digits, padded with zeros. A sign takes the place of a digit, or is an eleventh character.
+            // Ten digits, padded with zeros. A sign takes the place of a digit, or is an eleventh
+            // character.
             let digits = number.strip_prefix('-').unwrap_or(number);
-            let plain = (9..=10).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
+            let plain =
+                (9..=10).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
             let most = || start.strip_suffix('-')?.rsplit_once(PERMIT)?.1.parse().ok();
-            let mode = if family == "lock-" { most().map_or(mode, Mode::Permits) } else { mode };
-            Some(Self { name: name.to_owned(), sequence: plain.then(|| number.parse().ok())??, mode, second_node: None })
+            let mode = if family == "lock-" {
+                most().map_or(mode, Mode::Permits)
+            } else {
+                mode
+            };
+            Some(Self {
+                name: name.to_owned(),
+                sequence: plain.then(|| number.parse().ok())??,
+                mode,
+                second_node: None,
+            })
         })
     }
 
     /// Returns the contender with its second node.
     pub(super) fn with(self, second_node: Option<String>) -> Self {
-        Self { second_node, ..self }
+        Self {
+            second_node,
+            ..self
+        }
     }
 
     /// Returns whether its name is a second node's, of dlock's or of Curator's own.
     pub(super) fn is_twin(&self) -> bool {
-        self.after_guid().is_some_and(|rest| TWINS.iter().any(|second_node| rest.starts_with(second_node)))
+        self.after_guid().is_some_and(|rest| {
+            TWINS
+                .iter()
+                .any(|second_node| rest.starts_with(second_node))
+        })
     }
 
     /// Returns whether it is a second node that only dlock makes.
     fn is_ours_alone(&self) -> bool {
-        self.after_guid().is_some_and(|rest| rest.starts_with(TWINS[1]))
+        self.after_guid()
+            .is_some_and(|rest| rest.starts_with(TWINS[1]))
     }
 
     /// Returns the part after its owner's public id.
     fn after_guid(&self) -> Option<&str> {
-        self.guid().and_then(|guid| self.name.get(PREFIX.len() + guid.len()..))
+        self.guid()
+            .and_then(|guid| self.name.get(PREFIX.len() + guid.len()..))
     }
 
     /// Returns the public id of its owner, if the name is one of dlock's or Curator's.
     pub(super) fn guid(&self) -> Option<&str> {
         let rest = self.name.strip_prefix(PREFIX)?;
-        rest.get(..36).filter(|_| rest.as_bytes().get(36) == Some(&b'-'))
+        rest.get(..36)
+            .filter(|_| rest.as_bytes().get(36) == Some(&b'-'))
     }
 }
 
-/// Returns all contenders of a directory in order of arrival, or the name of a child that is no contender.
+/// Returns all contenders of a directory in order of arrival, or the name of a child that is no
+/// contender.
 pub(super) fn contenders(children: &[String]) -> Result<Vec<ContenderNode>, String> {
     let mut contenders = Vec::with_capacity(children.len());
     for child in children {
         contenders.push(ContenderNode::parse(child).ok_or_else(|| child.clone())?);
     }
     let mut contenders = paired(contenders);
-    // A comparison by number would fail: around the overflow, the newest nodes have the smallest numbers.
-    let newest = contenders.iter().fold(None::<i32>, |newest, c| match newest {
-        Some(newest) if newest.wrapping_sub(c.sequence) > 0 => Some(newest),
-        _ => Some(c.sequence),
-    });
+    // A comparison by number would fail: around the overflow, the newest nodes have the smallest
+    // numbers.
+    let newest = contenders
+        .iter()
+        .fold(None::<i32>, |newest, c| match newest {
+            Some(newest) if newest.wrapping_sub(c.sequence) > 0 => Some(newest),
+            _ => Some(c.sequence),
+        });
     if let Some(newest) = newest {
         contenders.sort_by_key(|c| std::cmp::Reverse(newest.wrapping_sub(c.sequence)));
     }
@@ -130,17 +163,30 @@ pub(super) fn contenders(children: &[String]) -> Result<Vec<ContenderNode>, Stri
 
 /// Assigns the second nodes to their contenders.
 fn paired(all: Vec<ContenderNode>) -> Vec<ContenderNode> {
-    let (twins, mut contenders): (Vec<_>, Vec<_>) = all.into_iter().partition(ContenderNode::is_twin);
+    let (twins, mut contenders): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(ContenderNode::is_twin);
     if twins.is_empty() {
         return contenders;
     }
     let reads = |one: &ContenderNode| one.mode == Mode::Shared;
     let firsts = contenders.iter_mut();
-    let mut firsts: HashMap<_, _> =
-        firsts.filter_map(|one| Some(((one.guid()?.to_owned(), one.sequence.wrapping_add(1), reads(one)), &mut one.second_node))).collect();
+    let mut firsts: HashMap<_, _> = firsts
+        .filter_map(|one| {
+            Some((
+                (
+                    one.guid()?.to_owned(),
+                    one.sequence.wrapping_add(1),
+                    reads(one),
+                ),
+                &mut one.second_node,
+            ))
+        })
+        .collect();
     let mut others = Vec::new();
     for second_node in twins {
-        let id = second_node.guid().map(|guid| (guid.to_owned(), second_node.sequence, reads(&second_node)));
+        let id = second_node
+            .guid()
+            .map(|guid| (guid.to_owned(), second_node.sequence, reads(&second_node)));
         match id.and_then(|id| firsts.remove(&id)) {
             Some(of) => *of = Some(second_node.name),
             // The first node was deleted from outside. The second node ends with its session.
@@ -160,7 +206,10 @@ mod tests {
     const GUID: &str = "0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001";
 
     fn names(contenders: &[ContenderNode]) -> Vec<&str> {
-        contenders.iter().map(|c| &c.name[c.name.len() - 3..]).collect()
+        contenders
+            .iter()
+            .map(|c| &c.name[c.name.len() - 3..])
+            .collect()
     }
 
     fn of(names: &[&str]) -> Vec<ContenderNode> {
@@ -179,11 +228,26 @@ mod tests {
             "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-permit-3-lock-0000000006",
             "lock-0000000000",
         ]);
-        assert_eq!(names(&contenders), ["000", "001", "002", "003", "004", "005", "006", "010"]);
+        assert_eq!(
+            names(&contenders),
+            ["000", "001", "002", "003", "004", "005", "006", "010"]
+        );
         let (alone, reader) = (Mode::Exclusive, Mode::Shared);
-        let modes = [alone, alone, reader, alone, alone, reader, Mode::Permits(3), alone];
+        let modes = [
+            alone,
+            alone,
+            reader,
+            alone,
+            alone,
+            reader,
+            Mode::Permits(3),
+            alone,
+        ];
         assert!(contenders.iter().map(|c| c.mode).eq(modes));
-        assert_eq!((contenders[7].guid(), contenders[3].guid()), (Some(GUID), None));
+        assert_eq!(
+            (contenders[7].guid(), contenders[3].guid()),
+            (Some(GUID), None)
+        );
     }
 
     #[test]
@@ -198,10 +262,22 @@ mod tests {
         ]);
         assert_eq!(names(&contenders), ["001", "002", "004", "009"]);
         assert_eq!(
-            contenders.iter().map(|c| c.second_node.as_deref().is_some_and(|second_node| second_node.ends_with('3'))).collect::<Vec<_>>(),
+            contenders
+                .iter()
+                .map(|c| c
+                    .second_node
+                    .as_deref()
+                    .is_some_and(|second_node| second_node.ends_with('3')))
+                .collect::<Vec<_>>(),
             [false, true, false, false]
         );
-        assert_eq!(contenders.iter().map(ContenderNode::is_twin).collect::<Vec<_>>(), [true, false, false, true]);
+        assert_eq!(
+            contenders
+                .iter()
+                .map(ContenderNode::is_twin)
+                .collect::<Vec<_>>(),
+            [true, false, false, true]
+        );
     }
 
     #[test]
@@ -218,21 +294,50 @@ mod tests {
             "_c_22222222-0795-4907-87fd-6c719a6b4586-excl-__WRIT__0000000007",
         ]);
         assert_eq!(names(&contenders), ["002", "004", "006"]);
-        assert_eq!(contenders.iter().map(|c| c.second_node.is_some()).collect::<Vec<_>>(), [true, true, false]);
-        assert_eq!(contenders.iter().map(|c| c.mode).collect::<Vec<_>>(), [Mode::Exclusive, Mode::Permits(2), Mode::Exclusive]);
+        assert_eq!(
+            contenders
+                .iter()
+                .map(|c| c.second_node.is_some())
+                .collect::<Vec<_>>(),
+            [true, true, false]
+        );
+        assert_eq!(
+            contenders.iter().map(|c| c.mode).collect::<Vec<_>>(),
+            [Mode::Exclusive, Mode::Permits(2), Mode::Exclusive]
+        );
     }
 
     #[test]
     fn other_nodes_are_errors() {
-        for bad in ["locks", "config", "lock-", "lock-12", "lock-00000000001x", "x-0000000001", "a-lease-0000000001", "lock-99999999999"] {
+        for bad in [
+            "locks",
+            "config",
+            "lock-",
+            "lock-12",
+            "lock-00000000001x",
+            "x-0000000001",
+            "a-lease-0000000001",
+            "lock-99999999999",
+        ] {
             assert_eq!(contenders(&[bad.to_owned()]), Err(bad.to_owned()));
         }
     }
 
     #[test]
     fn numbers_stay_ordered_after_an_overflow() {
-        let contenders = of(&["b-lock--2147483648", "a-lock-2147483647", "c-lock--2147483647", "z-lock-2147483600"]);
-        assert_eq!(contenders.iter().map(|c| &c.name[..1]).collect::<Vec<_>>(), ["z", "a", "b", "c"]);
-        assert_eq!(ContenderNode::parse("x-lock--000000005").unwrap().sequence, -5);
+        let contenders = of(&[
+            "b-lock--2147483648",
+            "a-lock-2147483647",
+            "c-lock--2147483647",
+            "z-lock-2147483600",
+        ]);
+        assert_eq!(
+            contenders.iter().map(|c| &c.name[..1]).collect::<Vec<_>>(),
+            ["z", "a", "b", "c"]
+        );
+        assert_eq!(
+            ContenderNode::parse("x-lock--000000005").unwrap().sequence,
+            -5
+        );
     }
 }

@@ -17,15 +17,27 @@ use super::{
 };
 use crate::{
     backends::net::{self, tls, transport},
-    lock::{self, Admin, Check, Error, Finding, Grants, PASSWORD, Progress, Result, Role, ServerTime, Ttl, check},
+    lock::{
+        self, Admin, Check, Error, Finding, Grants, PASSWORD, Progress, Result, Role, ServerTime,
+        Ttl, check,
+    },
 };
 
 /// The checks.
 pub const CHECKS: &[Check] = &[
     check("version", "the server's version, by the four letters srvr"),
-    check("timeouts", "the shortest and the longest session, which are the shortest and the longest lease"),
-    check("ensemble", "how many servers decide together, and how many may fail"),
-    check("clients", "how many connections a host may have, if conf is in the server's 4lw.commands.whitelist"),
+    check(
+        "timeouts",
+        "the shortest and the longest session, which are the shortest and the longest lease",
+    ),
+    check(
+        "ensemble",
+        "how many servers decide together, and how many may fail",
+    ),
+    check(
+        "clients",
+        "how many connections a host may have, if conf is in the server's 4lw.commands.whitelist",
+    ),
     transport::CHECK,
 ];
 
@@ -46,19 +58,32 @@ impl ZooKeeper {
         let mut answers = longest.ask(&asked).await?;
         found.push(match answers.pop() {
             Some(Ok(Reply::Data { data, .. })) => ensemble(&String::from_utf8_lossy(&data)),
-            _ => Finding::unchecked("ensemble", "the ensemble's servers", "the user may not read /zookeeper/config"),
+            _ => Finding::unchecked(
+                "ensemble",
+                "the ensemble's servers",
+                "the user may not read /zookeeper/config",
+            ),
         });
         found.push(match self.four_letters(b"srvr").await {
             Ok(reply) => version(&reply),
             Err(error) => Finding::unchecked("version", "the version", &error.message),
         });
-        found.extend(self.four_letters(b"conf").await.ok().and_then(|reply| clients(&reply)));
+        found.extend(
+            self.four_letters(b"conf")
+                .await
+                .ok()
+                .and_then(|reply| clients(&reply)),
+        );
         let options = self.options();
         found.push(if options.tls.is_some() {
             transport::verified()
         } else {
             let hosts = options.hosts.iter().map(|(host, _)| host.as_str());
-            transport::in_clear(hosts, options.login.is_some(), "a URL that begins with zookeepers, and secureClientPort on the servers")
+            transport::in_clear(
+                hosts,
+                options.login.is_some(),
+                "a URL that begins with zookeepers, and secureClientPort on the servers",
+            )
         });
         Ok(found)
     }
@@ -73,50 +98,81 @@ impl ZooKeeper {
                 Err(error) => failed = Some(error),
             }
         }
-        Err(failed.unwrap_or_else(|| Error::new(crate::lock::Kind::Config, "the URL names no server")))
+        Err(failed
+            .unwrap_or_else(|| Error::new(crate::lock::Kind::Config, "the URL names no server")))
     }
 
     /// Returns the time of a node that is made for this; `None` if its parent does not exist yet.
     async fn read_clock(&mut self) -> Result<Option<ServerTime>> {
-        let now = format!("{}/%now-", meta_folder(&self.options().chroot, &self.options().namespace));
+        let now = format!(
+            "{}/%now-",
+            meta_folder(&self.options().chroot, &self.options().namespace)
+        );
         if self.visiting.is_none() {
             self.visiting = Some(self.visit().await?);
         }
-        let Some(session) = &mut self.visiting else { return Ok(None) };
+        let Some(session) = &mut self.visiting else {
+            return Ok(None);
+        };
         let asked = [WireRequest::Create(&now, &[], NodeKind::Contender)];
         let mut answers = session.ask(&asked).await?;
         Ok(match answers.pop() {
             Some(Ok(Reply::Created { stat, .. })) => {
-                let since_epoch = Duration::from_millis(u64::try_from(stat.ctime).unwrap_or_default());
-                Some(ServerTime { server: "the leader".into(), since_epoch })
+                let since_epoch =
+                    Duration::from_millis(u64::try_from(stat.ctime).unwrap_or_default());
+                Some(ServerTime {
+                    server: "the leader".into(),
+                    since_epoch,
+                })
             }
             _ => None,
         })
     }
 }
 
-async fn ask_four_letters(word: &[u8; 4], tls: Option<&tls::Tls>, host: &str, tcp: TcpStream) -> Result<String> {
+async fn ask_four_letters(
+    word: &[u8; 4],
+    tls: Option<&tls::Tls>,
+    host: &str,
+    tcp: TcpStream,
+) -> Result<String> {
     match tls {
         None => four_letters(word, tcp).await,
-        Some(wanted) => four_letters(word, tls::wrap(wanted, host, tcp, "zookeeper://").await?).await,
+        Some(wanted) => {
+            four_letters(word, tls::wrap(wanted, host, tcp, "zookeeper://").await?).await
+        }
     }
 }
 
-async fn four_letters(word: &[u8; 4], mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<String> {
-    let failed = |error| Error::new(crate::lock::Kind::Unavailable, "the server does not answer to four letters").source(error);
+async fn four_letters(
+    word: &[u8; 4],
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+) -> Result<String> {
+    let failed = |error| {
+        Error::new(
+            crate::lock::Kind::Unavailable,
+            "the server does not answer to four letters",
+        )
+        .source(error)
+    };
     stream.write_all(word).await.map_err(failed)?;
     stream.flush().await.map_err(failed)?;
     let mut reply = Vec::new();
     // The answer is a few lines, after which the server closes the connection.
-    stream.take(64 << 10).read_to_end(&mut reply).await.map_err(failed)?;
+    stream
+        .take(64 << 10)
+        .read_to_end(&mut reply)
+        .await
+        .map_err(failed)?;
     Ok(String::from_utf8_lossy(&reply).into_owned())
 }
 
 impl ZkHold {
-    /// Explains why a server ended the connection, if it is too old. Servers of 3.4 do so at requests that they do not know, and lack what
-    /// all newer ones have.
+    /// Explains why a server ended the connection, if it is too old. Servers of 3.4 do so at
+    /// requests that they do not know, and lack what all newer ones have.
     pub(super) async fn explain(&mut self, error: lock::Error) -> lock::Error {
-        let ended = self.place.is_none() && error.is_transient() && error.effect == lock::Effect::Unknown;
+        let ended =
+            self.place.is_none() && error.is_transient() && error.effect == lock::Effect::Unknown;
         let old = ended && matches!(self.stat("/zookeeper/config").await, Ok(None));
         if old { failure::too_old() } else { error }
     }
@@ -124,7 +180,10 @@ impl ZkHold {
 
 fn version(reply: &str) -> Finding {
     const ID: &str = "version";
-    let Some(version) = reply.lines().find_map(|line| line.strip_prefix("Zookeeper version: ")) else {
+    let Some(version) = reply
+        .lines()
+        .find_map(|line| line.strip_prefix("Zookeeper version: "))
+    else {
         return Finding::unchecked(ID, "the version", "srvr is not in 4lw.commands.whitelist");
     };
     let version = version.split(['-', ',', ' ']).next().unwrap_or(version);
@@ -132,7 +191,8 @@ fn version(reply: &str) -> Finding {
     let number: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     let text = format!("ZooKeeper {version}");
     if number < (3, 5) {
-        return Finding::not_safe(ID, text, "it has no containers, which locks lie in").fix(failure::OLDEST);
+        return Finding::not_safe(ID, text, "it has no containers, which locks lie in")
+            .fix(failure::OLDEST);
     }
     Finding::ok(ID, text)
 }
@@ -140,7 +200,12 @@ fn version(reply: &str) -> Finding {
 /// A server that doesn't tell it has its usual limit of 60.
 fn clients(reply: &str) -> Option<Finding> {
     const ID: &str = "clients";
-    let most: u32 = reply.lines().find_map(|line| line.strip_prefix("maxClientCnxns="))?.trim().parse().ok()?;
+    let most: u32 = reply
+        .lines()
+        .find_map(|line| line.strip_prefix("maxClientCnxns="))?
+        .trim()
+        .parse()
+        .ok()?;
     Some(match most {
         0 => Finding::ok(ID, "a host may have any number of connections"),
         1..FEW => Finding::warn(
@@ -149,17 +214,25 @@ fn clients(reply: &str) -> Option<Finding> {
             "runs beyond that end with 69",
         )
         .fix("raise maxClientCnxns on the servers"),
-        _ => Finding::ok(ID, format!("a host may have {most} connections; each run and each waiter takes one")),
+        _ => Finding::ok(
+            ID,
+            format!("a host may have {most} connections; each run and each waiter takes one"),
+        ),
     })
 }
 
 fn timeouts(shortest: Duration, longest: Duration) -> Finding {
     const ID: &str = "timeouts";
     let show = humantime::format_duration;
-    let text = format!("sessions, and so leases, last {} to {}", show(shortest), show(longest));
+    let text = format!(
+        "sessions, and so leases, last {} to {}",
+        show(shortest),
+        show(longest)
+    );
     if longest < SHORT {
         let risk = "a renewal that is a little late stops the job";
-        return Finding::warn(ID, text, risk).fix("maxSessionTimeout=60000 on every server; its default is 20 ticks");
+        return Finding::warn(ID, text, risk)
+            .fix("maxSessionTimeout=60000 on every server; its default is 20 ticks");
     }
     Finding::ok(ID, text)
 }
@@ -167,13 +240,25 @@ fn timeouts(shortest: Duration, longest: Duration) -> Finding {
 /// Judges the ensemble's configuration, one line for each server. A standalone server has none.
 fn ensemble(config: &str) -> Finding {
     const ID: &str = "ensemble";
-    let servers = config.lines().filter(|line| line.starts_with("server.") && !line.contains(":observer")).count().max(1);
+    let servers = config
+        .lines()
+        .filter(|line| line.starts_with("server.") && !line.contains(":observer"))
+        .count()
+        .max(1);
     let may_fail = (servers - 1) / 2;
-    let text = if servers == 1 { "1 server".to_owned() } else { format!("{servers} servers, {may_fail} may fail") };
+    let text = if servers == 1 {
+        "1 server".to_owned()
+    } else {
+        format!("{servers} servers, {may_fail} may fail")
+    };
     if may_fail == 0 {
         let which = if servers == 1 { "it" } else { "one" };
-        return Finding::warn(ID, text, format!("when {which} is down, locks can't be taken and jobs are stopped"))
-            .fix("three servers, or five");
+        return Finding::warn(
+            ID,
+            text,
+            format!("when {which} is down, locks can't be taken and jobs are stopped"),
+        )
+        .fix("three servers, or five");
     }
     Finding::ok(ID, text)
 }
@@ -202,7 +287,10 @@ impl Admin for ZooKeeper {
 
     fn grants(&self, role: Role) -> Grants {
         let options = self.options();
-        let places = [folder(&options.chroot, &options.namespace), meta_folder(&options.chroot, &options.namespace)];
+        let places = [
+            folder(&options.chroot, &options.namespace),
+            meta_folder(&options.chroot, &options.namespace),
+        ];
         if !role.writes() {
             return Grants {
                 text: String::new(),
@@ -222,9 +310,15 @@ impl Admin for ZooKeeper {
         }
         let notes = vec![
             format!("lines for zkCli.sh, once; put a password in the place of {PASSWORD}"),
-            format!("then the URL is zookeeper://{}@HOST: dlock makes all below for that login alone", role.user()),
+            format!(
+                "then the URL is zookeeper://{}@HOST: dlock makes all below for that login alone",
+                role.user()
+            ),
         ];
-        Grants { text: lines.join("\n") + "\n", notes }
+        Grants {
+            text: lines.join("\n") + "\n",
+            notes,
+        }
     }
 }
 
@@ -237,22 +331,48 @@ mod tests {
     fn servers_of_an_ensemble_are_counted_without_observers() {
         let one = |n: usize| format!("server.{n}=h{n}:2888:3888:participant;0.0.0.0:2181");
         let of = |servers: usize| (1..=servers).map(one).collect::<Vec<_>>().join("\n");
-        assert_eq!((ensemble("").severity, ensemble(&of(2)).severity), (Severity::Warn, Severity::Warn));
-        assert_eq!(ensemble(&(of(3) + "\nserver.4=h4:1:2:observer;2181\nversion=0")).text, "3 servers, 1 may fail");
+        assert_eq!(
+            (ensemble("").severity, ensemble(&of(2)).severity),
+            (Severity::Warn, Severity::Warn)
+        );
+        assert_eq!(
+            ensemble(&(of(3) + "\nserver.4=h4:1:2:observer;2181\nversion=0")).text,
+            "3 servers, 1 may fail"
+        );
     }
 
     #[test]
     fn versions_and_session_ranges_are_rated() {
-        assert_eq!(version("Zookeeper version: 3.8.0-${mvngit.commit.id}, built on\nMode: standalone").text, "ZooKeeper 3.8.0");
-        assert_eq!(version("Zookeeper version: 3.4.14-4c25, built").severity, Severity::Unsafe);
-        assert!(version("srvr is not executed because it is not in the whitelist.").text.starts_with("not checked"));
+        assert_eq!(
+            version("Zookeeper version: 3.8.0-${mvngit.commit.id}, built on\nMode: standalone")
+                .text,
+            "ZooKeeper 3.8.0"
+        );
+        assert_eq!(
+            version("Zookeeper version: 3.4.14-4c25, built").severity,
+            Severity::Unsafe
+        );
+        assert!(
+            version("srvr is not executed because it is not in the whitelist.")
+                .text
+                .starts_with("not checked")
+        );
         let most = |reply: &str| clients(reply).map(|found| found.severity);
         assert_eq!(
-            [most("a=1\nmaxClientCnxns=60\n"), most("maxClientCnxns=0"), most("maxClientCnxns=5")].map(|found| found == Some(Severity::Ok)),
+            [
+                most("a=1\nmaxClientCnxns=60\n"),
+                most("maxClientCnxns=0"),
+                most("maxClientCnxns=5")
+            ]
+            .map(|found| found == Some(Severity::Ok)),
             [true, true, false]
         );
-        assert_eq!(most("conf is not executed because it is not in the whitelist."), None);
-        let range = |longest| timeouts(Duration::from_secs(1), Duration::from_secs(longest)).severity;
+        assert_eq!(
+            most("conf is not executed because it is not in the whitelist."),
+            None
+        );
+        let range =
+            |longest| timeouts(Duration::from_secs(1), Duration::from_secs(longest)).severity;
         assert_eq!((range(10), range(40)), (Severity::Warn, Severity::Ok));
     }
 }

@@ -21,7 +21,11 @@ impl From<Error> for Fault {
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         match fault {
-            Fault::Expired => Self::new(Kind::Unavailable, "the server ended the session while it was in use").effect(Effect::Unknown),
+            Fault::Expired => Self::new(
+                Kind::Unavailable,
+                "the server ended the session while it was in use",
+            )
+            .effect(Effect::Unknown),
             Fault::Error(error) => error,
         }
     }
@@ -64,12 +68,20 @@ pub(super) fn unexpected(answer: Option<WireReply>) -> Error {
 
 /// Returns the error for a server that lacks features that locks need.
 pub(super) fn too_old() -> Error {
-    Error::new(Kind::Config, "the server is ZooKeeper 3.4 or older, which has no containers for locks to lie in").hint(OLDEST)
+    Error::new(
+        Kind::Config,
+        "the server is ZooKeeper 3.4 or older, which has no containers for locks to lie in",
+    )
+    .hint(OLDEST)
 }
 
 /// Returns the error for a server that is cut off from its ensemble, and only reads.
 pub(super) fn read_only() -> Error {
-    Error::new(Kind::Unavailable, "the server is cut off from its ensemble, and takes no writes").origin(Origin::WrongServer)
+    Error::new(
+        Kind::Unavailable,
+        "the server is cut off from its ensemble, and takes no writes",
+    )
+    .origin(Origin::WrongServer)
 }
 
 /// Returns the error for a server that requires another login.
@@ -87,22 +99,37 @@ pub(super) fn unreachable(error: zookeeper_client::Error) -> Error {
 
 /// Returns the error for a connection that broke during a request, which may have been applied.
 pub(super) fn broken(error: zookeeper_client::Error) -> Error {
-    Error::new(Kind::Unavailable, "the connection to the server broke").effect(Effect::Unknown).source(error)
+    Error::new(Kind::Unavailable, "the connection to the server broke")
+        .effect(Effect::Unknown)
+        .source(error)
 }
 
 /// Returns the error for an answer that no version of the server gives.
 pub(super) fn unreadable() -> Error {
-    Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is it a ZooKeeper server?")
+    Error::new(Kind::Data, "the server's answer can't be understood")
+        .effect(Effect::Unknown)
+        .hint("is it a ZooKeeper server?")
 }
 
 /// Returns the error for nodes that change faster than they can be read. A repeated request helps.
 pub(super) fn unsettled() -> Error {
-    Error::new(Kind::Unavailable, "the lock's nodes change faster than they can be looked at").effect(Effect::Unknown)
+    Error::new(
+        Kind::Unavailable,
+        "the lock's nodes change faster than they can be looked at",
+    )
+    .effect(Effect::Unknown)
 }
 
 /// Returns the error for a node under the lock's name that belongs to no lock.
 pub(super) fn no_lock(child: &str) -> Error {
-    let child: String = child.chars().map(|c| if c.is_control() { ' ' } else { c }).take(60).collect();
-    Error::new(Kind::Data, format!("the node of this name holds {child:?}, which belongs to no lock"))
-        .hint("another program uses this name; take another key or --namespace")
+    let child: String = child
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(60)
+        .collect();
+    Error::new(
+        Kind::Data,
+        format!("the node of this name holds {child:?}, which belongs to no lock"),
+    )
+    .hint("another program uses this name; take another key or --namespace")
 }

@@ -1,4 +1,5 @@
-//! The state of one request: its session, its node in the queue, and the steps that several requests share.
+//! The state of one request: its session, its node in the queue, and the steps that several
+//! requests share.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -32,7 +33,10 @@ pub(super) struct Place {
 impl Place {
     /// Returns the path of its second node, in the same directory.
     pub(super) fn second_node(&self, names: &ZkNames) -> Option<String> {
-        self.contender.second_node.as_ref().map(|second_node| names.contender(second_node))
+        self.contender
+            .second_node
+            .as_ref()
+            .map(|second_node| names.contender(second_node))
     }
 }
 
@@ -50,7 +54,8 @@ pub(super) struct ZkHold {
     pub(super) maybe_placed: bool,
     /// Whether the grant is marked, or for a nested hold, whether its node exists.
     pub(super) granted: bool,
-    /// Whether the contender's node is its own and ends with its session. Otherwise the hold is nested.
+    /// Whether the contender's node is its own and ends with its session. Otherwise the hold is
+    /// nested.
     pub(super) root: bool,
     /// The timeout of the outer holds' sessions.
     pub(super) outer: Duration,
@@ -119,7 +124,8 @@ impl ZkHold {
         }
     }
 
-    /// Reads the contenders, and the nodes next to the lock. With `sync`, the server is brought up to date before.
+    /// Reads the contenders, and the nodes next to the lock. With `sync`, the server is brought up
+    /// to date before.
     pub(super) async fn read_line(&mut self, sync: bool) -> ZkResult<LockListing> {
         let ZkNames { lock, meta, .. } = self.names.clone();
         let mut requests = vec![WireRequest::Children(&lock), WireRequest::Children(&meta)];
@@ -129,25 +135,39 @@ impl ZkHold {
         LockListing::read(self.ask(&requests).await?).map_err(Fault::Error)
     }
 
-    /// Writes the hold's renewal node, if its contender's node still exists: a majority confirms that for a living session. Returns false
-    /// if it doesn't exist.
+    /// Writes the hold's renewal node, if its contender's node still exists: a majority confirms
+    /// that for a living session. Returns false if it doesn't exist.
     pub(super) async fn confirm(&mut self) -> ZkResult<bool> {
         Ok(self.confirm_and_read().await?.is_some())
     }
 
-    /// Does likewise, and returns the grant's mark as of then, if it exists; `None` if the contender's node doesn't.
+    /// Does likewise, and returns the grant's mark as of then, if it exists; `None` if the
+    /// contender's node doesn't.
     pub(super) async fn confirm_and_read(&mut self) -> ZkResult<Option<MarkNode>> {
-        let (Some(place), Some(session)) = (self.place.clone(), &self.session) else { return Ok(None) };
-        let (renewal_node, ttl, mark) = (self.renewal_node(), session.timeout.as_millis().to_string(), self.names.mark(&guid(&self.token)));
+        let (Some(place), Some(session)) = (self.place.clone(), &self.session) else {
+            return Ok(None);
+        };
+        let (renewal_node, ttl, mark) = (
+            self.renewal_node(),
+            session.timeout.as_millis().to_string(),
+            self.names.mark(&guid(&self.token)),
+        );
         // Without this permit's node, other contenders count one permit too few.
         let number = self.number();
-        let mut steps = vec![WireRequest::Check(&place.path), WireRequest::Write(&renewal_node, ttl.as_bytes())];
+        let mut steps = vec![
+            WireRequest::Check(&place.path),
+            WireRequest::Write(&renewal_node, ttl.as_bytes()),
+        ];
         steps.extend(number.iter().map(|path| WireRequest::Check(path)));
-        let mut answers = self.ask(&[WireRequest::All(steps), WireRequest::Read(&mark)]).await?;
+        let mut answers = self
+            .ask(&[WireRequest::All(steps), WireRequest::Read(&mark)])
+            .await?;
         let marked = marked(answers.pop())?;
         match answers.pop() {
             Some(Ok(Reply::AllDone { .. })) => {}
-            Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => return Ok(None),
+            Some(Ok(Reply::RolledBack {
+                code: Code::NoNode, ..
+            })) => return Ok(None),
             answer => return Err(unexpected(answer).into()),
         }
         if let Some((data, stat)) = &marked {
@@ -158,7 +178,10 @@ impl ZkHold {
 
     /// Returns the node of its permit, as far as it is known.
     pub(super) fn number(&self) -> Option<String> {
-        self.grant.as_ref().and_then(|granted| granted.hold.number).map(|number| self.names.permit(number))
+        self.grant
+            .as_ref()
+            .and_then(|granted| granted.hold.number)
+            .map(|number| self.names.permit(number))
     }
 
     /// Keeps the content of the grant's mark.
@@ -177,15 +200,19 @@ impl ZkHold {
         }
     }
 
-    /// Looks for this hold in a session that another process handed over. Returns false if it isn't there.
+    /// Looks for this hold in a session that another process handed over. Returns false if it isn't
+    /// there.
     ///
-    /// The server uses the timeout of the last client that resumed a session. So a visiting session reads this session's timeout first.
+    /// The server uses the timeout of the last client that resumed a session. So a visiting session
+    /// reads this session's timeout first.
     pub(super) async fn resume_hold(&mut self, handed: lock::StoreSession) -> ZkResult<bool> {
         let renewal_node = self.renewal_node();
         self.session = Some(ZkSession::open(&self.ensemble, VISIT, Purpose::Visit).await?);
         let seen = self.read_line(true).await?;
         let mark = self.names.mark(&guid(&self.token));
-        let mut answers = self.ask(&[WireRequest::Read(&renewal_node), WireRequest::Read(&mark)]).await?;
+        let mut answers = self
+            .ask(&[WireRequest::Read(&renewal_node), WireRequest::Read(&mark)])
+            .await?;
         if let Some((data, stat)) = marked(answers.pop())? {
             self.note_mark(&data, &stat);
         }
@@ -207,10 +234,16 @@ impl ZkHold {
             None => None,
         };
         self.session = None;
-        let (Some(ttl), Some(own)) = (ttl, own) else { return Ok(false) };
+        let (Some(ttl), Some(own)) = (ttl, own) else {
+            return Ok(false);
+        };
         self.root = own == handed.id;
         self.granted = true;
-        self.session = Some(ZkSession::handed_over(&self.ensemble, handed, Duration::from_millis(ttl)));
+        self.session = Some(ZkSession::handed_over(
+            &self.ensemble,
+            handed,
+            Duration::from_millis(ttl),
+        ));
         Ok(true)
     }
 
@@ -220,23 +253,47 @@ impl ZkHold {
         if !seen.is_marked(&guid) {
             return Ok(None);
         }
-        let Some(contender) = seen.contenders.iter().find(|c| c.guid() == Some(&*guid) && !c.is_twin()) else { return Ok(None) };
+        let Some(contender) = seen
+            .contenders
+            .iter()
+            .find(|c| c.guid() == Some(&*guid) && !c.is_twin())
+        else {
+            return Ok(None);
+        };
         let path = self.names.contender(&contender.name);
         let stat = self.stat(&path).await?;
-        Ok(stat.and_then(|stat| fence(&stat)).map(|fence| Place { contender: contender.clone(), path, fence }))
+        Ok(stat.and_then(|stat| fence(&stat)).map(|fence| Place {
+            contender: contender.clone(),
+            path,
+            fence,
+        }))
     }
 
-    /// Returns the parent nodes of this lock and of the nodes next to it: containers for the contenders, persistent ones for the rest.
+    /// Returns the parent nodes of this lock and of the nodes next to it: containers for the
+    /// contenders, persistent ones for the rest.
     pub(super) fn parents(&self) -> Vec<ParentNode> {
         // Without a namespace, the directory's parent is not dlock's.
-        let own = if self.ensemble.options.namespace.as_str().is_empty() { 1 } else { 2 };
+        let own = if self.ensemble.options.namespace.as_str().is_empty() {
+            1
+        } else {
+            2
+        };
         let (contenders, side_nodes) = (parents_of(&self.names.lock), parents_of(&self.names.meta));
         let (to_contenders, to_side_nodes) = (contenders.len() - own, side_nodes.len() - 1);
-        let contenders = contenders
+        let contenders = contenders.into_iter().enumerate().map(|(at, path)| {
+            (
+                path,
+                if at < to_contenders {
+                    NodeKind::Persistent
+                } else {
+                    NodeKind::Container
+                },
+                Vec::new(),
+            )
+        });
+        let side_nodes = side_nodes
             .into_iter()
-            .enumerate()
-            .map(|(at, path)| (path, if at < to_contenders { NodeKind::Persistent } else { NodeKind::Container }, Vec::new()));
-        let side_nodes = side_nodes.into_iter().map(|path| (path, NodeKind::Persistent, Vec::new()));
+            .map(|path| (path, NodeKind::Persistent, Vec::new()));
         let memory = parents_of(&self.names.memory(HistoryKind::Fine))
             .into_iter()
             .skip(to_side_nodes)
@@ -260,7 +317,8 @@ pub(super) struct Waits {
     pub(super) checks: u32,
 }
 
-/// A leftover node: the mark of a hold that was never released, which goes to the history, or that of a nested hold.
+/// A leftover node: the mark of a hold that was never released, which goes to the history, or that
+/// of a nested hold.
 pub(super) struct StaleNode {
     pub(super) path: String,
     /// The hold with its fence and the time of its grant; `None` if nothing goes to the history.
@@ -301,31 +359,60 @@ impl LockListing {
     /// Reads the last two answers, which are those of both directories: the contenders' first.
     pub(super) fn read(mut answers: Vec<WireReply>) -> Result<Self> {
         let (side_nodes, contenders) = (answers.pop(), answers.pop());
-        let missing = [&side_nodes, &contenders].into_iter().any(|answer| *answer == Some(Err(Code::NoNode)));
+        let missing = [&side_nodes, &contenders]
+            .into_iter()
+            .any(|answer| *answer == Some(Err(Code::NoNode)));
         let side_nodes = listed(side_nodes)?;
         if side_nodes.iter().any(|name| OLD.contains(&&**name)) {
             return Err(older_layout());
         }
-        Ok(Self { missing, ..Self::of(contenders_of(contenders)?, side_nodes) })
+        Ok(Self {
+            missing,
+            ..Self::of(contenders_of(contenders)?, side_nodes)
+        })
     }
 
     pub(super) fn of(contenders: Vec<ContenderNode>, side_nodes: Vec<String>) -> Self {
-        let marked: HashSet<&str> = side_nodes.iter().filter_map(|name| name.strip_prefix(MARK)).collect();
+        let marked: HashSet<&str> = side_nodes
+            .iter()
+            .filter_map(|name| name.strip_prefix(MARK))
+            .collect();
         let state = |one: &ContenderNode| match one.guid() {
             Some(guid) if marked.contains(guid) => GrantEvidence::Granted,
             // Curator's own nodes have public ids too, but no second node.
             Some(_) if one.second_node.is_some() => GrantEvidence::Waits,
             _ => GrantEvidence::Unknown,
         };
-        let all = contenders.iter().map(|one| Contender { mode: one.mode, state: state(one) }).collect();
-        let permits = side_nodes.iter().filter_map(|name| name.strip_prefix(PERMIT)?.parse().ok()).collect();
-        Self { queue: Contenders::new(all, permits), contenders, side_nodes, missing: false, joined: false, basis: None }
+        let all = contenders
+            .iter()
+            .map(|one| Contender {
+                mode: one.mode,
+                state: state(one),
+            })
+            .collect();
+        let permits = side_nodes
+            .iter()
+            .filter_map(|name| name.strip_prefix(PERMIT)?.parse().ok())
+            .collect();
+        Self {
+            queue: Contenders::new(all, permits),
+            contenders,
+            side_nodes,
+            missing: false,
+            joined: false,
+            basis: None,
+        }
     }
 
     /// Returns the lock without the contender at this position.
     pub(super) fn without(mut self, at: usize) -> Self {
         self.contenders.remove(at);
-        Self { missing: self.missing, joined: self.joined, basis: self.basis, ..Self::of(self.contenders, self.side_nodes) }
+        Self {
+            missing: self.missing,
+            joined: self.joined,
+            basis: self.basis,
+            ..Self::of(self.contenders, self.side_nodes)
+        }
     }
 
     /// Returns the position of a contender.
@@ -335,13 +422,26 @@ impl LockListing {
 
     /// Returns whether a grant to the owner of this public id is marked.
     pub(super) fn is_marked(&self, guid: &str) -> bool {
-        self.side_nodes.iter().any(|name| name.strip_prefix(MARK) == Some(guid))
+        self.side_nodes
+            .iter()
+            .any(|name| name.strip_prefix(MARK) == Some(guid))
     }
 
     /// Returns the marks of owners that are no contenders: of vanished holders.
     pub(super) fn stale(&self) -> Vec<String> {
-        let present: HashSet<&str> = self.contenders.iter().filter_map(ContenderNode::guid).collect();
-        self.side_nodes.iter().filter(|name| name.strip_prefix(MARK).is_some_and(|guid| !present.contains(guid))).cloned().collect()
+        let present: HashSet<&str> = self
+            .contenders
+            .iter()
+            .filter_map(ContenderNode::guid)
+            .collect();
+        self.side_nodes
+            .iter()
+            .filter(|name| {
+                name.strip_prefix(MARK)
+                    .is_some_and(|guid| !present.contains(guid))
+            })
+            .cloned()
+            .collect()
     }
 }
 
@@ -366,8 +466,16 @@ mod tests {
 
     #[test]
     fn run_records_of_an_older_layout_are_refused() {
-        let seen = |side_nodes: &str| LockListing::read(vec![Err(Code::NoNode), Ok(Reply::Children(vec![side_nodes.into()]))]);
-        assert!(OLD.iter().all(|old| seen(old).is_err_and(|error| error.kind == Kind::Layout)));
+        let seen = |side_nodes: &str| {
+            LockListing::read(vec![
+                Err(Code::NoNode),
+                Ok(Reply::Children(vec![side_nodes.into()])),
+            ])
+        };
+        assert!(
+            OLD.iter()
+                .all(|old| seen(old).is_err_and(|error| error.kind == Kind::Layout))
+        );
         assert!(seen("runs").is_ok_and(|seen| seen.missing));
     }
 }

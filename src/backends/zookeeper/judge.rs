@@ -10,7 +10,8 @@ use super::{
 use crate::lock::{Denial, Request, RunPolicy};
 
 impl ZkHold {
-    /// Reads the queue, the nodes next to the lock, and the data that a contender is judged by. Reads the time if it is likely to matter.
+    /// Reads the queue, the nodes next to the lock, and the data that a contender is judged by.
+    /// Reads the time if it is likely to matter.
     pub(super) async fn read_all(&mut self, request: &Request) -> ZkResult<LockListing> {
         let ZkNames { lock, meta, .. } = self.names.clone();
         let (runs, moment) = (self.names.runs(), moment(self.names.folder()));
@@ -19,7 +20,12 @@ impl ZkHold {
             asks.push(WireRequest::Sync(&lock));
         }
         let synced = asks.len();
-        asks.extend([WireRequest::Exists(&meta), WireRequest::Children(&lock), WireRequest::Children(&meta), WireRequest::Read(&runs)]);
+        asks.extend([
+            WireRequest::Exists(&meta),
+            WireRequest::Children(&lock),
+            WireRequest::Children(&meta),
+            WireRequest::Read(&runs),
+        ]);
         // A waiter asks for the time once it is first.
         let timed = request.run_policy.is_some() && !request.waiting;
         asks.extend(timed.then(|| ask_time(&moment)).into_iter().flatten());
@@ -33,11 +39,18 @@ impl ZkHold {
         let seen = LockListing::read(answers.by_ref().take(2).collect())?;
         let runs = RunRecordNode::read(answers.next())?;
         let now = time(answers.next().as_ref().filter(|_| timed));
-        Ok(LockListing { basis: Some(JudgementData { runs, version, now }), ..seen })
+        Ok(LockListing {
+            basis: Some(JudgementData { runs, version, now }),
+            ..seen
+        })
     }
 
     /// Returns why the run policy denies the lock to a contender that no other contender blocks.
-    pub(super) async fn judge(&mut self, run_policy: Option<&RunPolicy>, basis: &mut JudgementData) -> ZkResult<Option<Box<Denial>>> {
+    pub(super) async fn judge(
+        &mut self,
+        run_policy: Option<&RunPolicy>,
+        basis: &mut JudgementData,
+    ) -> ZkResult<Option<Box<Denial>>> {
         if !basis.runs.matter_to(run_policy) {
             return Ok(None);
         }
@@ -49,6 +62,10 @@ impl ZkHold {
                 return Err(unexpected(made).into());
             }
         }
-        Ok(basis.runs.record.judge(run_policy, &self.token, basis.now.unwrap_or_default()).map(Box::new))
+        Ok(basis
+            .runs
+            .record
+            .judge(run_policy, &self.token, basis.now.unwrap_or_default())
+            .map(Box::new))
     }
 }

@@ -1,24 +1,32 @@
 //! A ZooKeeper ensemble.
 //!
-//! A lock is a directory of ephemeral nodes that the server numbers, as in Curator's mutex. The node with the smallest number holds the
-//! lock, and each other one watches the preceding node. Each hold has a session of its own, whose timeout is the hold's lease. So the
-//! server negotiates the lease.
+//! A lock is a directory of ephemeral nodes that the server numbers, as in Curator's mutex. The
+//! node with the smallest number holds the lock, and each other one watches the preceding node.
+//! Each hold has a session of its own, whose timeout is the hold's lease. So the server negotiates
+//! the lease.
 //!
 //! The worst interleavings, and how dlock handles them:
-//! - **The answer to a create is lost.** The node may be in the queue, or get there later. Its name has an id whose origin only this
-//!   process knows. dlock resumes the session, brings the server up to date, and looks for the node by that id and by its session. A server
-//!   that gets the request late refuses it, since the session has moved on.
-//! - **A grant or its confirmation is lost.** Marking the grant is one transaction with a check of our node, and may be repeated.
-//! - **The session ends during the wait.** Its node is gone too. The server tells the next attempt, which joins the queue at its end.
-//! - **A follower that is cut off answers reads and pings** long after the rest has given the lock to another holder. So no read and no
-//!   ping counts as a renewal. A renewal is a write that a majority confirmed, in one transaction with a check of our node. A contender
-//!   reads that it is first, and such a write confirms that too.
-//! - **A node is deleted, or a session ended, from outside** while its holder is well. The holder watches its node and stops the command,
-//!   which takes a moment. Each grant leaves a mark next to the lock that only a clean release removes. The successor of a holder whose
-//!   mark remains waits half a second before it starts anything. Foreign holders leave no mark, and would not stop either.
+//! - **The answer to a create is lost.** The node may be in the queue, or get there later. Its name
+//!   has an id whose origin only this process knows. dlock resumes the session, brings the server
+//!   up to date, and looks for the node by that id and by its session. A server that gets the
+//!   request late refuses it, since the session has moved on.
+//! - **A grant or its confirmation is lost.** Marking the grant is one transaction with a check of
+//!   our node, and may be repeated.
+//! - **The session ends during the wait.** Its node is gone too. The server tells the next attempt,
+//!   which joins the queue at its end.
+//! - **A follower that is cut off answers reads and pings** long after the rest has given the lock
+//!   to another holder. So no read and no ping counts as a renewal. A renewal is a write that a
+//!   majority confirmed, in one transaction with a check of our node. A contender reads that it is
+//!   first, and such a write confirms that too.
+//! - **A node is deleted, or a session ended, from outside** while its holder is well. The holder
+//!   watches its node and stops the command, which takes a moment. Each grant leaves a mark next to
+//!   the lock that only a clean release removes. The successor of a holder whose mark remains waits
+//!   half a second before it starts anything. Foreign holders leave no mark, and would not stop
+//!   either.
 //! - **The directory is a container** and may be removed between two steps. dlock makes it again.
-//! - **The sequence numbers restart** with a directory, and overflow. So the fence is the number of the ensemble's change that created our
-//!   node. An ensemble that lost all its data counts from the start.
+//! - **The sequence numbers restart** with a directory, and overflow. So the fence is the number of
+//!   the ensemble's change that created our node. An ensemble that lost all its data counts from
+//!   the start.
 //! - **A server's clock steps.** Sessions use ticks, and only displayed times use its clock.
 
 mod acquire;
@@ -59,8 +67,8 @@ use self::{
     session::{Ensemble, LONGEST, Purpose, VISIT, ZkSession},
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, History, Identity, Intent, Key, LockState, Pace, Progress, Release, ReleaseInfo, Renewal,
-    Request, Result, Tether, Token, Wake, Which,
+    Amendment, Attempt, Backend, Capabilities, History, Identity, Intent, Key, LockState, Pace,
+    Progress, Release, ReleaseInfo, Renewal, Request, Result, Tether, Token, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -74,15 +82,21 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     breakable: true,
     ttl_max: LONGEST,
     adjustable_ttl: false,
-    // A follower reports its sessions to the leader, whose clock counts, only every half tick. A session may last as little as two ticks.
-    pace: Pace { start: 40, term: 50, kill: 66 },
+    // A follower reports its sessions to the leader, whose clock counts, only every half tick. A
+    // session may last as little as two ticks.
+    pace: Pace {
+        start: 40,
+        term: 50,
+        kill: 66,
+    },
     ..Capabilities::usual("zookeeper")
 };
 
 /// Locks in one ZooKeeper ensemble.
 pub struct ZooKeeper {
     ensemble: Ensemble,
-    /// The requested holds that were not given back yet, each with its session. They are noted before anything is sent.
+    /// The requested holds that were not given back yet, each with its session. They are noted
+    /// before anything is sent.
     holds: Vec<ZkHold>,
     /// The session for repeated reads of the time.
     visiting: Option<ZkSession>,
@@ -91,7 +105,11 @@ pub struct ZooKeeper {
 impl ZooKeeper {
     /// Creates a backend for `options`, without I/O.
     pub fn new(options: ZooKeeperOptions) -> Self {
-        Self { ensemble: Ensemble::new(options), holds: Vec::new(), visiting: None }
+        Self {
+            ensemble: Ensemble::new(options),
+            holds: Vec::new(),
+            visiting: None,
+        }
     }
 
     fn options(&self) -> &ZooKeeperOptions {
@@ -107,16 +125,24 @@ impl ZooKeeper {
         if let Some(at) = self.hold_of(&request.key, &request.token).await? {
             return Ok(at);
         }
-        self.holds.push(ZkHold::new(&self.ensemble, &request.key, &request.token, root));
+        self.holds.push(ZkHold::new(
+            &self.ensemble,
+            &request.key,
+            &request.token,
+            root,
+        ));
         Ok(self.holds.len() - 1)
     }
 
-    /// Returns the hold of this token: ours, or one whose session the token hands over. `None` if there is none.
+    /// Returns the hold of this token: ours, or one whose session the token hands over. `None` if
+    /// there is none.
     async fn hold_of(&mut self, key: &Key, token: &Token) -> Result<Option<usize>> {
         if let Some(at) = self.position(key, token) {
             return Ok(Some(at));
         }
-        let Some(session) = token.session else { return Ok(None) };
+        let Some(session) = token.session else {
+            return Ok(None);
+        };
         let mut hold = ZkHold::new(&self.ensemble, key, token, true);
         match hold.resume_hold(session).await {
             Ok(true) => {
@@ -147,7 +173,10 @@ impl Backend for ZooKeeper {
         let mut options = self.options().clone();
         options.hosts.sort();
         let parts = [&*options.redacted_url(), options.namespace.as_str()];
-        Identity { has_other_servers: options.hosts.len() > 1, ..Identity::new(&CAPABILITIES, self.options().redacted_url(), &parts) }
+        Identity {
+            has_other_servers: options.hosts.len() > 1,
+            ..Identity::new(&CAPABILITIES, self.options().redacted_url(), &parts)
+        }
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
@@ -163,25 +192,46 @@ impl Backend for ZooKeeper {
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        self.ensemble.clone().then_await_ended_sessions(self.remove_from_queue(request)).await
+        self.ensemble
+            .clone()
+            .then_await_ended_sessions(self.remove_from_queue(request))
+            .await
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
         match intent {
-            Intent::Probe => self.ensemble.clone().then_await_ended_sessions(self.look_for(key, token)).await,
-            Intent::Extend(_) | Intent::Drain => self.ensemble.clone().then_await_ended_sessions(self.ask_renew(key, token, intent)).await,
+            Intent::Probe => {
+                self.ensemble
+                    .clone()
+                    .then_await_ended_sessions(self.look_for(key, token))
+                    .await
+            }
+            Intent::Extend(_) | Intent::Drain => {
+                self.ensemble
+                    .clone()
+                    .then_await_ended_sessions(self.ask_renew(key, token, intent))
+                    .await
+            }
         }
     }
 
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
-        self.ensemble.clone().then_await_ended_sessions(self.ask_release(key, token, info)).await
+        self.ensemble
+            .clone()
+            .then_await_ended_sessions(self.ask_release(key, token, info))
+            .await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
         let outcome = match change {
             Amendment::Note(note) => self.take_note(key, note).await.map(|()| true),
-            Amendment::Warn(fence, level) => self.ask_amend(key, fence, |hold| hold.warned(level)).await,
-            Amendment::Mark(fence, mark) => self.ask_amend(key, fence, |hold| Some(hold.marked(mark))).await,
+            Amendment::Warn(fence, level) => {
+                self.ask_amend(key, fence, |hold| hold.warned(level)).await
+            }
+            Amendment::Mark(fence, mark) => {
+                self.ask_amend(key, fence, |hold| Some(hold.marked(mark)))
+                    .await
+            }
             Amendment::Evict(fence, mark) => self.ask_evict(key, fence, mark).await,
         };
         self.ensemble.await_ended_sessions().await;
@@ -189,19 +239,31 @@ impl Backend for ZooKeeper {
     }
 
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        self.ensemble.clone().then_await_ended_sessions(self.read_lock(key)).await
+        self.ensemble
+            .clone()
+            .then_await_ended_sessions(self.read_lock(key))
+            .await
     }
 
     async fn list(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
-        self.ensemble.clone().then_await_ended_sessions(self.read_locks(start, progress)).await
+        self.ensemble
+            .clone()
+            .then_await_ended_sessions(self.read_locks(start, progress))
+            .await
     }
 
     async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
-        self.ensemble.clone().then_await_ended_sessions(self.known_keys(start, which, progress)).await
+        self.ensemble
+            .clone()
+            .then_await_ended_sessions(self.known_keys(start, which, progress))
+            .await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {
-        self.ensemble.clone().then_await_ended_sessions(self.read_history(key)).await
+        self.ensemble
+            .clone()
+            .then_await_ended_sessions(self.read_history(key))
+            .await
     }
 
     fn tether(&mut self) -> Option<&mut dyn Tether> {

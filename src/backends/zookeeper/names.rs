@@ -14,7 +14,8 @@
 //! <chroot>/<namespace>.meta/%bad/<key>/<fence>                a bad history entry
 //! <chroot>/<namespace>.meta/%skips/<key>/…                    a host that skipped
 //! ```
-//! Without a namespace, locks are in the chroot itself, where other libraries look for them, and all other nodes in `.meta`.
+//! Without a namespace, locks are in the chroot itself, where other libraries look for them, and
+//! all other nodes in `.meta`.
 
 use std::fmt::Write as _;
 
@@ -38,7 +39,12 @@ impl ZkNames {
     pub(super) fn new(chroot: &str, namespace: &Namespace, key: &Key) -> Self {
         let name = encode(key.as_str());
         let side_nodes = meta_folder(chroot, namespace);
-        Self { lock: format!("{}/{name}", folder(chroot, namespace)), meta: format!("{side_nodes}/{name}"), folder: side_nodes, name }
+        Self {
+            lock: format!("{}/{name}", folder(chroot, namespace)),
+            meta: format!("{side_nodes}/{name}"),
+            folder: side_nodes,
+            name,
+        }
     }
 
     /// Returns the folder of one kind of the lock's history.
@@ -48,12 +54,20 @@ impl ZkNames {
 
     /// Returns the node of a host that skipped. The host's name may be anything.
     pub(super) fn skips_of(&self, host: &str) -> String {
-        format!("{}/{}", self.memory(HistoryKind::SkipCount), hash(Uuid::nil(), host.as_bytes()).simple())
+        format!(
+            "{}/{}",
+            self.memory(HistoryKind::SkipCount),
+            hash(Uuid::nil(), host.as_bytes()).simple()
+        )
     }
 
     /// Returns the node of a history entry.
     pub(super) fn run(&self, bad: bool, fence: Fence) -> String {
-        let folder = self.memory(if bad { HistoryKind::Bad } else { HistoryKind::Fine });
+        let folder = self.memory(if bad {
+            HistoryKind::Bad
+        } else {
+            HistoryKind::Fine
+        });
         // The order by name is the order of the grants.
         format!("{folder}/{:016x}", fence.0)
     }
@@ -72,14 +86,20 @@ impl ZkNames {
         runs_of(&self.meta)
     }
 
-    /// Returns the grant's mark of the owner with this public id. It exists until the owner gives the lock back.
+    /// Returns the grant's mark of the owner with this public id. It exists until the owner gives
+    /// the lock back.
     pub(super) fn mark(&self, guid: &str) -> String {
         format!("{}/{MARK}{guid}", self.meta)
     }
 
-    /// Returns the node by which the owner with this public id proves, while it waits, that it lives.
+    /// Returns the node by which the owner with this public id proves, while it waits, that it
+    /// lives.
     pub(super) fn wait(&self, guid: &str) -> String {
-        format!("{}/%wait-{guid}-{}", self.folder, hash(Uuid::nil(), self.name.as_bytes()).simple())
+        format!(
+            "{}/%wait-{guid}-{}",
+            self.folder,
+            hash(Uuid::nil(), self.name.as_bytes()).simple()
+        )
     }
 
     /// Returns the node of the permit with this number.
@@ -104,7 +124,8 @@ pub(super) enum HistoryKind {
     SkipCount,
 }
 
-/// Returns the folder of one kind of history, in the folder of the nodes that are no contenders. No key is encoded to such a name.
+/// Returns the folder of one kind of history, in the folder of the nodes that are no contenders. No
+/// key is encoded to such a name.
 pub(super) fn history_folder(meta: &str, what: HistoryKind) -> String {
     let name = match what {
         HistoryKind::Fine => "%fine",
@@ -129,7 +150,12 @@ pub(super) const PERMIT: &str = "permit-";
 
 /// Returns all parents of a node, and the node itself.
 pub(super) fn parents_of(path: &str) -> Vec<String> {
-    path.match_indices('/').map(|(at, _)| at).skip(1).chain([path.len()]).map(|end| path[..end].to_owned()).collect()
+    path.match_indices('/')
+        .map(|(at, _)| at)
+        .skip(1)
+        .chain([path.len()])
+        .map(|end| path[..end].to_owned())
+        .collect()
 }
 
 /// Returns the folder of all locks of a namespace; empty for the root itself.
@@ -163,7 +189,10 @@ pub(super) fn guid(token: &Token) -> String {
 
 /// Returns the public id of a hold among those of its owner.
 fn hold_id(token: &Token) -> String {
-    hash(token.owner, token.hold_text().as_bytes()).simple().to_string()[..16].to_owned()
+    hash(token.owner, token.hold_text().as_bytes())
+        .simple()
+        .to_string()[..16]
+        .to_owned()
 }
 
 /// Seals a session's password for the nested holds: only they know the owner.
@@ -172,9 +201,12 @@ pub(super) fn seal(token: &Token, password: [u8; 16]) -> [u8; 16] {
     std::array::from_fn(|at| password[at] ^ pad[at])
 }
 
-/// Returns whether ZooKeeper allows the character in no name. Java stores those beyond 16 bits as two of the forbidden surrogates.
+/// Returns whether ZooKeeper allows the character in no name. Java stores those beyond 16 bits as
+/// two of the forbidden surrogates.
 pub(super) fn is_forbidden(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..='\u{ffff}') || c > '\u{ffff}'
+    c.is_control()
+        || matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..='\u{ffff}')
+        || c > '\u{ffff}'
 }
 
 /// Names with a special meaning, whose first byte is encoded.
@@ -198,7 +230,9 @@ pub(super) fn encode(key: &str) -> String {
 
 /// Returns the key that `name` encodes; `None` if it encodes none.
 pub(super) fn decode(name: &str) -> Option<Key> {
-    let bytes = percent_encoding::percent_decode_str(name).decode_utf8().ok()?;
+    let bytes = percent_encoding::percent_decode_str(name)
+        .decode_utf8()
+        .ok()?;
     let key = Key::new(bytes.into_owned()).ok()?;
     (encode(key.as_str()) == name).then_some(key)
 }
@@ -210,8 +244,12 @@ mod tests {
     use super::*;
 
     fn any_key() -> impl Strategy<Value = Key> {
-        prop_oneof!["[a%/.\u{1f512}\u{e000}\u{fffd}é ]{1,30}", "\\PC{1,60}", "(\\.|\\.\\.|\\.meta|zookeeper|%2E|zookeepe)"]
-            .prop_filter_map("no key", |name| Key::new(name).ok())
+        prop_oneof![
+            "[a%/.\u{1f512}\u{e000}\u{fffd}é ]{1,30}",
+            "\\PC{1,60}",
+            "(\\.|\\.\\.|\\.meta|zookeeper|%2E|zookeepe)"
+        ]
+        .prop_filter_map("no key", |name| Key::new(name).ok())
     }
 
     proptest! {
@@ -239,16 +277,29 @@ mod tests {
     fn names_match_other_libraries() {
         let key = Key::new("a/b.c").unwrap();
         let names = ZkNames::new("/x", &Namespace::default(), &key);
-        assert_eq!((names.lock.as_str(), names.meta.as_str()), ("/x/dlock/a%2Fb.c", "/x/dlock.meta/a%2Fb.c"));
-        let bare = ZkNames::new("", &Namespace::new("").unwrap(), &Key::new("my.lock").unwrap());
-        assert_eq!((bare.lock.as_str(), bare.meta.as_str()), ("/my.lock", "/.meta/my.lock"));
+        assert_eq!(
+            (names.lock.as_str(), names.meta.as_str()),
+            ("/x/dlock/a%2Fb.c", "/x/dlock.meta/a%2Fb.c")
+        );
+        let bare = ZkNames::new(
+            "",
+            &Namespace::new("").unwrap(),
+            &Key::new("my.lock").unwrap(),
+        );
+        assert_eq!(
+            (bare.lock.as_str(), bare.meta.as_str()),
+            ("/my.lock", "/.meta/my.lock")
+        );
         assert_eq!(decode("%now-1"), None);
         assert!(
             [HistoryKind::Fine, HistoryKind::Bad, HistoryKind::SkipCount]
                 .into_iter()
                 .all(|what| decode(&history_folder("", what)[1..]).is_none())
         );
-        assert_eq!(names.run(true, Fence(0x1f)), "/x/dlock.meta/%bad/a%2Fb.c/000000000000001f");
+        assert_eq!(
+            names.run(true, Fence(0x1f)),
+            "/x/dlock.meta/%bad/a%2Fb.c/000000000000001f"
+        );
     }
 
     #[test]
@@ -257,7 +308,13 @@ mod tests {
         let nested = token.nested();
         assert_eq!(guid(&token), guid(&nested));
         assert_ne!(hold_id(&token), hold_id(&nested));
-        assert_eq!(seal(&token, seal(&nested, *b"sixteen bytes ok")), *b"sixteen bytes ok");
-        assert!(!guid(&token).contains(&token.owner.to_string()[..8]) && !hold_id(&token).contains(&token.hold_text()));
+        assert_eq!(
+            seal(&token, seal(&nested, *b"sixteen bytes ok")),
+            *b"sixteen bytes ok"
+        );
+        assert!(
+            !guid(&token).contains(&token.owner.to_string()[..8])
+                && !hold_id(&token).contains(&token.hold_text())
+        );
     }
 }

@@ -26,7 +26,13 @@ impl ZooKeeperOptions {
 
     /// Returns options for an ensemble, unencrypted, without a login, in the namespace `dlock`.
     pub fn new(hosts: Vec<(String, u16)>) -> Self {
-        Self { hosts, chroot: String::new(), tls: None, login: None, namespace: Namespace::default() }
+        Self {
+            hosts,
+            chroot: String::new(),
+            tls: None,
+            login: None,
+            namespace: Namespace::default(),
+        }
     }
 
     /// Returns the URL without user and password.
@@ -36,8 +42,16 @@ impl ZooKeeperOptions {
             (false, Self::PORT) => host.clone(),
             (false, port) => format!("{host}:{port}"),
         };
-        let scheme = if self.tls.is_some() { "zookeepers" } else { "zookeeper" };
-        format!("{scheme}://{}{}", self.hosts.iter().map(host).collect::<Vec<_>>().join(","), self.chroot)
+        let scheme = if self.tls.is_some() {
+            "zookeepers"
+        } else {
+            "zookeeper"
+        };
+        format!(
+            "{scheme}://{}{}",
+            self.hosts.iter().map(host).collect::<Vec<_>>().join(","),
+            self.chroot
+        )
     }
 
     /// Whether these options name a place for locks.
@@ -53,16 +67,32 @@ impl ZooKeeperOptions {
             ));
         }
         if self.chroot.is_empty() && namespace == "zookeeper" {
-            return Err(Error::new(Kind::Usage, "in ZooKeeper the namespace can't be zookeeper, which the server keeps for itself"));
+            return Err(Error::new(
+                Kind::Usage,
+                "in ZooKeeper the namespace can't be zookeeper, which the server keeps for itself",
+            ));
         }
-        let bad = |part: &str| part.is_empty() || part == "." || part == ".." || part.chars().any(super::names::is_forbidden);
-        if !self.chroot.is_empty() && (!self.chroot.starts_with('/') || self.chroot[1..].split('/').any(bad)) {
-            return Err(
-                Error::new(Kind::Usage, "the path in the URL is no path of a ZooKeeper node").hint("it is like /apps/one, or nothing")
-            );
+        let bad = |part: &str| {
+            part.is_empty()
+                || part == "."
+                || part == ".."
+                || part.chars().any(super::names::is_forbidden)
+        };
+        if !self.chroot.is_empty()
+            && (!self.chroot.starts_with('/') || self.chroot[1..].split('/').any(bad))
+        {
+            return Err(Error::new(
+                Kind::Usage,
+                "the path in the URL is no path of a ZooKeeper node",
+            )
+            .hint("it is like /apps/one, or nothing"));
         }
         if self.chroot == "/zookeeper" || self.chroot.starts_with("/zookeeper/") {
-            return Err(Error::new(Kind::Usage, "what lies under /zookeeper the server keeps for itself").hint("take another path"));
+            return Err(Error::new(
+                Kind::Usage,
+                "what lies under /zookeeper the server keeps for itself",
+            )
+            .hint("take another path"));
         }
         Ok(())
     }
@@ -79,7 +109,13 @@ mod tests {
             namespace: Namespace::new(namespace).unwrap(),
             ..ZooKeeperOptions::new(vec![("h".into(), 2181)])
         };
-        for (chroot, namespace) in [("", "dlock"), ("", ""), ("/a", "zookeeper"), ("/a/b", ""), ("/zoo", "")] {
+        for (chroot, namespace) in [
+            ("", "dlock"),
+            ("", ""),
+            ("/a", "zookeeper"),
+            ("/a/b", ""),
+            ("/zoo", ""),
+        ] {
             at(chroot, namespace).check().unwrap();
         }
         for (chroot, namespace) in [
@@ -92,7 +128,11 @@ mod tests {
             ("/zookeeper", ""),
             ("/zookeeper/a", ""),
         ] {
-            assert_eq!(at(chroot, namespace).check().unwrap_err().kind, Kind::Usage, "{chroot} {namespace}");
+            assert_eq!(
+                at(chroot, namespace).check().unwrap_err().kind,
+                Kind::Usage,
+                "{chroot} {namespace}"
+            );
         }
     }
 

@@ -1,16 +1,20 @@
 //! A relay between the client library and the servers, within this process.
 //!
-//! The library implements the protocol, except for some needs that the relay between it and the network meets:
-//! - It neither tells a session's password nor resumes a session by one. The relay reads the greeting, or puts a session into it.
-//! - It ends a session with the client, or keeps it, as chosen when the client was made. Here a session ends only on request.
-//! - It keeps a server that answers pings but no requests. The relay cuts the connection, and the library continues its session by way of
-//!   another server.
+//! The library implements the protocol, except for some needs that the relay between it and the
+//! network meets:
+//! - It neither tells a session's password nor resumes a session by one. The relay reads the
+//!   greeting, or puts a session into it.
+//! - It ends a session with the client, or keeps it, as chosen when the client was made. Here a
+//!   session ends only on request.
+//! - It keeps a server that answers pings but no requests. The relay cuts the connection, and the
+//!   library continues its session by way of another server.
 //! - Its TLS brings a second cryptographic library. The relay uses the one that dlock has already.
 //!
 //! The relay passes everything else through unchanged.
 //!
-//! The relay listens on the loopback address, and serves only a client of this very process. That client proves itself by a random number,
-//! which the client library takes for a login, and which goes no further than the relay.
+//! The relay listens on the loopback address, and serves only a client of this very process. That
+//! client proves itself by a random number, which the client library takes for a login, and which
+//! goes no further than the relay.
 
 use std::{
     io,
@@ -65,9 +69,20 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ZkRelay {
-    pub(super) async fn start(options: &Arc<ZooKeeperOptions>, resume: Option<StoreSession>) -> Result<Self> {
-        let fail = |error| Error::new(Kind::Unavailable, "no relay to the server can be set up on this host").source(error);
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(fail)?;
+    pub(super) async fn start(
+        options: &Arc<ZooKeeperOptions>,
+        resume: Option<StoreSession>,
+    ) -> Result<Self> {
+        let fail = |error| {
+            Error::new(
+                Kind::Unavailable,
+                "no relay to the server can be set up on this host",
+            )
+            .source(error)
+        };
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .await
+            .map_err(fail)?;
         let port = listener.local_addr().map_err(fail)?.port();
         let mut secret = [0; 16];
         secret[..8].copy_from_slice(&random().to_ne_bytes());
@@ -87,8 +102,9 @@ impl ZkRelay {
         Ok(Self { port, shared, task })
     }
 
-    /// Returns the addresses for the client library: one per server and one more, since it tries each address once and gets another server
-    /// each time. With a single server, an unanswered greeting may be lost.
+    /// Returns the addresses for the client library: one per server and one more, since it tries
+    /// each address once and gets another server each time. With a single server, an unanswered
+    /// greeting may be lost.
     pub(super) fn addresses(&self) -> String {
         vec![format!("127.0.0.1:{}", self.port); self.shared.options.hosts.len() + 1].join(",")
     }
@@ -149,8 +165,12 @@ impl RelayShared {
             io::Result::Ok((hello, login))
         };
         // A stranger's connection is dropped without an answer.
-        let Ok((hello, login)) = opening.await else { return };
-        let Some(xid) = self.proof_in(&login) else { return };
+        let Ok((hello, login)) = opening.await else {
+            return;
+        };
+        let Some(xid) = self.proof_in(&login) else {
+            return;
+        };
         let failed = Arc::clone(&self);
         if let Err(error) = self.serve(&mut client, hello, xid, nth).await {
             *lock(&failed.failed) = Some(error);
@@ -161,14 +181,31 @@ impl RelayShared {
     fn proof_in(&self, login: &[u8]) -> Option<[u8; 4]> {
         let int = |value: usize| u32::try_from(value).unwrap_or_default().to_be_bytes();
         let xid = login.get(4..8)?.try_into().ok()?;
-        let body = [&int(100)[..], &int(0), &int(SCHEME.len()), SCHEME.as_bytes(), &int(16), &self.secret].concat();
+        let body = [
+            &int(100)[..],
+            &int(0),
+            &int(SCHEME.len()),
+            SCHEME.as_bytes(),
+            &int(16),
+            &self.secret,
+        ]
+        .concat();
         (login.get(8..)? == body).then_some(xid)
     }
 
-    /// Passes all data between the client and one server, another one each time. Reads the greeting on the way.
-    async fn serve(self: Arc<Self>, client: &mut TcpStream, mut hello: Vec<u8>, xid: [u8; 4], nth: usize) -> Result<()> {
+    /// Passes all data between the client and one server, another one each time. Reads the greeting
+    /// on the way.
+    async fn serve(
+        self: Arc<Self>,
+        client: &mut TcpStream,
+        mut hello: Vec<u8>,
+        xid: [u8; 4],
+        nth: usize,
+    ) -> Result<()> {
         self.put_session(&mut hello);
-        let Some((answer, server, host)) = self.greet(hello, nth).await? else { return Ok(()) };
+        let Some((answer, server, host)) = self.greet(hello, nth).await? else {
+            return Ok(());
+        };
         if let Some(session) = session_in(&answer, ANSWER) {
             *lock(&self.granted) = Some(session);
         }
@@ -180,8 +217,9 @@ impl RelayShared {
         Ok(())
     }
 
-    /// Returns the first server that answers the greeting, from this number on, and its answer. A silent server does not keep the next one
-    /// from being asked. Returns `None` if all servers ended the connection.
+    /// Returns the first server that answers the greeting, from this number on, and its answer. A
+    /// silent server does not keep the next one from being asked. Returns `None` if all servers
+    /// ended the connection.
     async fn greet(self: &Arc<Self>, hello: Vec<u8>, nth: usize) -> Result<Option<Greeted>> {
         let hosts = self.options.hosts.len();
         let mut failed = (hosts == 0).then(|| Error::new(Kind::Config, "the URL names no server"));
@@ -219,7 +257,11 @@ impl RelayShared {
         let _ = tcp.set_nodelay(true);
         let mut server: ServerStream = match &self.options.tls {
             None => Box::new(tcp),
-            Some(tls) => Box::new(tls::wrap(tls, host, tcp, "zookeeper://").await.map_err(Ungreeted::Error)?),
+            Some(tls) => Box::new(
+                tls::wrap(tls, host, tcp, "zookeeper://")
+                    .await
+                    .map_err(Ungreeted::Error)?,
+            ),
         };
         let greeting = async {
             server.write_all(hello).await?;
@@ -233,7 +275,12 @@ impl RelayShared {
         })
     }
 
-    async fn pass_on(&self, client: &mut TcpStream, server: impl AsyncRead + AsyncWrite, host: usize) {
+    async fn pass_on(
+        &self,
+        client: &mut TcpStream,
+        server: impl AsyncRead + AsyncWrite,
+        host: usize,
+    ) {
         let (mut from_client, mut to_client) = client.split();
         let (mut from_server, mut to_server) = split(server);
         let ending = || self.ending.load(Ordering::Relaxed);
@@ -255,14 +302,20 @@ impl RelayShared {
                 () = down => if ending() { let _ = up.await; },
             }
         }
-        if ending() && to_server.write_all(&END_OF_SESSION).await.is_ok() && to_server.flush().await.is_ok() {
+        if ending()
+            && to_server.write_all(&END_OF_SESSION).await.is_ok()
+            && to_server.flush().await.is_ok()
+        {
             let _ = copy(&mut from_server, &mut sink()).await;
             self.ended.notify_one();
         }
     }
 
     fn put_session(&self, hello: &mut [u8]) {
-        if let (Some(session), Some(0)) = (self.resume, session_in(hello, HELLO).map(|session| session.id)) {
+        if let (Some(session), Some(0)) = (
+            self.resume,
+            session_in(hello, HELLO).map(|session| session.id),
+        ) {
             hello[HELLO..HELLO + 8].copy_from_slice(&session.id.to_be_bytes());
             hello[HELLO + 12..HELLO + 28].copy_from_slice(&session.password);
         }
@@ -314,8 +367,9 @@ const END_OF_SESSION: [u8; 12] = [0, 0, 0, 8, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xf5
 /// The scheme of the proof's login, which no server knows.
 const SCHEME: &str = "dlock-relay";
 
-/// The offset in a frame of the session's id, its password's length and its password: after the frame's length, the protocol's version, the
-/// last change seen and the timeout. In the answer they follow the version and the timeout.
+/// The offset in a frame of the session's id, its password's length and its password: after the
+/// frame's length, the protocol's version, the last change seen and the timeout. In the answer they
+/// follow the version and the timeout.
 const HELLO: usize = 4 + 4 + 8 + 4;
 const ANSWER: usize = 4 + 4 + 4;
 
@@ -327,7 +381,10 @@ fn session_in(frame: &[u8], at: usize) -> Option<StoreSession> {
 }
 
 /// Passes the servers' frames on, until one is so long that the client library must not store it.
-async fn pass_frames(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+async fn pass_frames(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+) -> io::Result<()> {
     loop {
         let mut begin = [0; 4];
         from.read_exact(&mut begin).await?;
@@ -375,8 +432,21 @@ mod tests {
 
     #[test]
     fn only_a_complete_proof_is_accepted() {
-        let proof = [&51_u32.to_be_bytes()[..], &7_u32.to_be_bytes(), &100_u32.to_be_bytes(), &[0; 4], &11_u32.to_be_bytes()].concat();
-        let proof = [&proof[..], b"dlock-relay", &16_u32.to_be_bytes(), b"a random number!"].concat();
+        let proof = [
+            &51_u32.to_be_bytes()[..],
+            &7_u32.to_be_bytes(),
+            &100_u32.to_be_bytes(),
+            &[0; 4],
+            &11_u32.to_be_bytes(),
+        ]
+        .concat();
+        let proof = [
+            &proof[..],
+            b"dlock-relay",
+            &16_u32.to_be_bytes(),
+            b"a random number!",
+        ]
+        .concat();
         assert_eq!(shared(None).proof_in(&proof), Some(7_u32.to_be_bytes()));
         for at in 8..proof.len() {
             let mut other = proof.clone();
@@ -386,16 +456,33 @@ mod tests {
         }
     }
 
-    /// Any first data is a greeting that goes on, a frame that is refused, or a greeting without a session.
+    /// Any first data is a greeting that goes on, a frame that is refused, or a greeting without a
+    /// session.
     #[tokio::test]
     async fn damaged_greetings_are_refused_or_passed_on() {
-        let session = StoreSession { id: 0, password: [0; 16] };
-        let hello = [&45_u32.to_be_bytes()[..], &[0; 4 + 8], &6000_u32.to_be_bytes(), &[0; 8], &16_u32.to_be_bytes(), &[0; 17]].concat();
-        let relay = shared(Some(StoreSession { id: 7, password: *b"sixteen bytes ok" }));
+        let session = StoreSession {
+            id: 0,
+            password: [0; 16],
+        };
+        let hello = [
+            &45_u32.to_be_bytes()[..],
+            &[0; 4 + 8],
+            &6000_u32.to_be_bytes(),
+            &[0; 8],
+            &16_u32.to_be_bytes(),
+            &[0; 17],
+        ]
+        .concat();
+        let relay = shared(Some(StoreSession {
+            id: 7,
+            password: *b"sixteen bytes ok",
+        }));
         let (mut found, first) = (0, damage::first_seed());
         for seed in (0..damage::TRIES).map(|nth| first.wrapping_add(nth)) {
             let damaged = damage::bytes(&hello, &mut damage::Dice(seed));
-            let Ok(mut answer) = frame(&mut &damaged[..]).await else { continue };
+            let Ok(mut answer) = frame(&mut &damaged[..]).await else {
+                continue;
+            };
             found += u64::from(session_in(&answer, HELLO) == Some(session));
             let length = answer.len();
             relay.put_session(&mut answer);
@@ -407,15 +494,28 @@ mod tests {
 
     #[test]
     fn a_session_is_found_and_inserted_in_the_handshake() {
-        let session = StoreSession { id: 7, password: *b"sixteen bytes ok" };
+        let session = StoreSession {
+            id: 7,
+            password: *b"sixteen bytes ok",
+        };
         let relay = shared(Some(session));
         // Length 45, version, last change, timeout, no session, its password, not read only.
-        let mut hello =
-            [&45_u32.to_be_bytes()[..], &[0; 4 + 8], &6000_u32.to_be_bytes(), &[0; 8], &16_u32.to_be_bytes(), &[0; 17]].concat();
+        let mut hello = [
+            &45_u32.to_be_bytes()[..],
+            &[0; 4 + 8],
+            &6000_u32.to_be_bytes(),
+            &[0; 8],
+            &16_u32.to_be_bytes(),
+            &[0; 17],
+        ]
+        .concat();
         relay.put_session(&mut hello);
         assert_eq!(session_in(&hello, HELLO), Some(session));
         let before = hello.clone();
         shared(Some(StoreSession { id: 8, ..session })).put_session(&mut hello);
-        assert_eq!(hello, before, "one that goes on with a session of its own is left alone");
+        assert_eq!(
+            hello, before,
+            "one that goes on with a session of its own is left alone"
+        );
     }
 }

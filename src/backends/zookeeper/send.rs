@@ -13,13 +13,21 @@ use crate::lock::{Error, Kind};
 type Sent<'a> = Pin<Box<dyn Future<Output = ZkResult<WireReply>> + 'a>>;
 
 /// Sends a request at once. The returned future is the answer.
-pub(super) fn send<'a>(client: &'a Client, request: &WireRequest<'a>, acls: Acls<'static>) -> Sent<'a> {
+pub(super) fn send<'a>(
+    client: &'a Client,
+    request: &WireRequest<'a>,
+    acls: Acls<'static>,
+) -> Sent<'a> {
     match *request {
         WireRequest::Create(path, data, node) => {
             let made = client.create(path, data, &mode(node).with_acls(acls));
             Box::pin(async move {
                 answer(made.await.map(|(stat, sequence)| {
-                    let path = if node == NodeKind::Contender { format!("{path}{sequence}") } else { path.to_owned() };
+                    let path = if node == NodeKind::Contender {
+                        format!("{path}{sequence}")
+                    } else {
+                        path.to_owned()
+                    };
                     Reply::Created { path, stat }
                 }))
             })
@@ -44,7 +52,9 @@ pub(super) fn send<'a>(client: &'a Client, request: &WireRequest<'a>, acls: Acls
         }
         WireRequest::Read(path) => {
             let read = client.get_data(path);
-            Box::pin(async move { answer(read.await.map(|(data, stat)| Reply::Data { data, stat })) })
+            Box::pin(
+                async move { answer(read.await.map(|(data, stat)| Reply::Data { data, stat })) },
+            )
         }
         WireRequest::Write(path, data) => {
             let written = client.set_data(path, data, None);
@@ -70,13 +80,19 @@ pub(super) fn send<'a>(client: &'a Client, request: &WireRequest<'a>, acls: Acls
 fn transact<'a>(client: &'a Client, steps: &[WireRequest<'_>], acls: Acls<'static>) -> Sent<'a> {
     let mut writer = client.new_multi_writer();
     let added: Result<(), _> = steps.iter().try_for_each(|step| match *step {
-        WireRequest::Create(path, data, node) => writer.add_create(path, data, &mode(node).with_acls(acls)),
+        WireRequest::Create(path, data, node) => {
+            writer.add_create(path, data, &mode(node).with_acls(acls))
+        }
         WireRequest::Delete(path) => writer.add_delete(path, None),
         WireRequest::DeleteSince(path, version) => writer.add_delete(path, Some(version)),
         WireRequest::Write(path, data) => writer.add_set_data(path, data, None),
-        WireRequest::WriteSince(path, data, version) => writer.add_set_data(path, data, Some(version)),
+        WireRequest::WriteSince(path, data, version) => {
+            writer.add_set_data(path, data, Some(version))
+        }
         WireRequest::Check(path) => writer.add_check_version(path, -1),
-        _ => Err(zookeeper_client::Error::BadArguments(&"no step of a transaction")),
+        _ => Err(zookeeper_client::Error::BadArguments(
+            &"no step of a transaction",
+        )),
     });
     let done = added.map(|()| writer.commit());
     Box::pin(async move {
@@ -86,9 +102,17 @@ fn transact<'a>(client: &'a Client, steps: &[WireRequest<'_>], acls: Acls<'stati
                 Ok(done) => {
                     let mut all = done.into_iter().filter_map(made);
                     let first = all.next();
-                    Ok(Ok(Reply::AllDone { made: first, last: all.next_back().map(|(path, _)| path) }))
+                    Ok(Ok(Reply::AllDone {
+                        made: first,
+                        last: all.next_back().map(|(path, _)| path),
+                    }))
                 }
-                Err(MultiWriteError::OperationFailed { index, source }) => Ok(Ok(Reply::RolledBack { at: index, code: denial(source)? })),
+                Err(MultiWriteError::OperationFailed { index, source }) => {
+                    Ok(Ok(Reply::RolledBack {
+                        at: index,
+                        code: denial(source)?,
+                    }))
+                }
                 Err(MultiWriteError::RequestFailed { source }) => answer(Err(source)),
             },
         }
@@ -98,7 +122,9 @@ fn transact<'a>(client: &'a Client, steps: &[WireRequest<'_>], acls: Acls<'stati
 /// Returns the node that a transaction step made. Some servers return only its path.
 fn made(step: MultiWriteResult) -> Option<(String, Option<Stat>)> {
     match step {
-        MultiWriteResult::Create { path, stat } => Some((path, (!stat.is_invalid()).then_some(stat))),
+        MultiWriteResult::Create { path, stat } => {
+            Some((path, (!stat.is_invalid()).then_some(stat)))
+        }
         _ => None,
     }
 }
@@ -135,7 +161,11 @@ pub(super) fn denial(error: zookeeper_client::Error) -> ZkResult<Code> {
         Failure::SessionMoved => Code::SessionMoved,
         Failure::SessionExpired => return Err(Fault::Expired),
         Failure::AuthFailed => return Err(failure::login_refused().into()),
-        Failure::BadArguments(why) => return Err(Error::new(Kind::Internal, format!("a request was malformed: {why}")).into()),
+        Failure::BadArguments(why) => {
+            return Err(
+                Error::new(Kind::Internal, format!("a request was malformed: {why}")).into(),
+            );
+        }
         Failure::NoChildrenForEphemerals => Code::NoChildren,
         Failure::NotReadOnly => return Err(failure::read_only().into()),
         error @ Failure::UnexpectedErrorCode(_) => Code::Other(error.to_string()),

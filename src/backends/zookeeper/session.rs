@@ -1,12 +1,14 @@
 //! A session: the lifetime of ephemeral nodes, over any server.
 //!
-//! Each hold has a session of its own, so that the session's timeout is the hold's lease. The client library keeps it alive as long as this
-//! process runs its runtime; the core relies only on its own renewals. A hold that outlives its process gives its session away: only the
-//! requests over that session keep it alive.
+//! Each hold has a session of its own, so that the session's timeout is the hold's lease. The
+//! client library keeps it alive as long as this process runs its runtime; the core relies only on
+//! its own renewals. A hold that outlives its process gives its session away: only the requests
+//! over that session keep it alive.
 //!
-//! A session ends by [`ZkSession::close`], or by itself a timeout after its client is gone: a dropped session stays as after a crash. Only
-//! a visiting session, or one that is no longer waited for when it is opened, is always ended. Ending takes place in the background, and
-//! each request waits for that at the end.
+//! A session ends by [`ZkSession::close`], or by itself a timeout after its client is gone: a
+//! dropped session stays as after a crash. Only a visiting session, or one that is no longer waited
+//! for when it is opened, is always ended. Ending takes place in the background, and each request
+//! waits for that at the end.
 
 use std::{
     future::Future,
@@ -51,8 +53,8 @@ pub(super) enum Purpose {
 /// The timeout that a visiting session asks for, about the shortest that servers usually give.
 pub(super) const VISIT: Duration = Duration::from_secs(4);
 
-/// How long dlock waits for sessions to end. Their end goes on after that, as long as this process does. A lock that is free already must
-/// not keep its user waiting.
+/// How long dlock waits for sessions to end. Their end goes on after that, as long as this process
+/// does. A lock that is free already must not keep its user waiting.
 const GOODBYE: Duration = Duration::from_millis(250);
 
 /// The longest timeout in the protocol.
@@ -63,7 +65,10 @@ pub(super) type NodeWatch = Pin<Box<dyn Future<Output = ()>>>;
 
 impl Ensemble {
     pub(super) fn new(options: ZooKeeperOptions) -> Self {
-        Self { options: Arc::new(options), background: Arc::default() }
+        Self {
+            options: Arc::new(options),
+            background: Arc::default(),
+        }
     }
 
     pub(super) fn names(&self, key: &Key) -> ZkNames {
@@ -72,15 +77,25 @@ impl Ensemble {
 
     fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
         // All of this process's sessions end with its runtime.
-        let Ok(runtime) = Handle::try_current() else { return };
-        let mut tasks = self.background.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        let mut tasks = self
+            .background
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         tasks.retain(|task| !task.is_finished());
         tasks.push(runtime.spawn(work));
     }
 
     /// Waits, up to a limit, until ending sessions have ended.
     pub(super) async fn await_ended_sessions(&self) {
-        let tasks = std::mem::take(&mut *self.background.lock().unwrap_or_else(PoisonError::into_inner));
+        let tasks = std::mem::take(
+            &mut *self
+                .background
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
         if !tasks.is_empty() {
             within(GOODBYE, async {
                 for task in tasks {
@@ -98,8 +113,8 @@ impl Ensemble {
         outcome
     }
 
-    /// Returns a connector that leaves a silent server in time for several renewals, without creating or leaving a node. The library ends
-    /// no session by itself.
+    /// Returns a connector that leaves a silent server in time for several renewals, without
+    /// creating or leaving a node. The library ends no session by itself.
     async fn connector(&self, timeout: Duration, relay: &ZkRelay) -> Result<Connector> {
         let (scheme, proof) = relay.login();
         let silence = (timeout / 6).clamp(Duration::from_millis(300), Duration::from_secs(5));
@@ -110,13 +125,20 @@ impl Ensemble {
             .with_connection_timeout(silence)
             .with_auth(scheme, proof);
         Ok(match &self.options.login {
-            Some((user, password)) => connector.with_auth("digest", format!("{user}:{}", password.reveal().await?).as_bytes()),
+            Some((user, password)) => connector.with_auth(
+                "digest",
+                format!("{user}:{}", password.reveal().await?).as_bytes(),
+            ),
             None => connector,
         })
     }
 
     fn acls(&self) -> Acls<'static> {
-        if self.options.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() }
+        if self.options.login.is_some() {
+            Acls::creator_all()
+        } else {
+            Acls::anyone_all()
+        }
     }
 }
 
@@ -132,7 +154,8 @@ pub(super) struct ZkSession {
     given_away: bool,
     /// The session's id and password.
     known: Option<lock::StoreSession>,
-    /// Whether a request was given up before its answer. A watch that is given up says nothing about the server.
+    /// Whether a request was given up before its answer. A watch that is given up says nothing
+    /// about the server.
     unanswered: bool,
     /// Whether the session ends when it is dropped.
     ends: bool,
@@ -141,7 +164,11 @@ pub(super) struct ZkSession {
 
 impl ZkSession {
     /// Opens a new session, with the nearest timeout that the server gives.
-    pub(super) async fn open(ensemble: &Ensemble, timeout: Duration, purpose: Purpose) -> Result<Self> {
+    pub(super) async fn open(
+        ensemble: &Ensemble,
+        timeout: Duration,
+        purpose: Purpose,
+    ) -> Result<Self> {
         let (give, take) = oneshot::channel();
         let there = ensemble.clone();
         ensemble.in_background(async move {
@@ -151,7 +178,12 @@ impl ZkSession {
                 unwanted.end().await;
             }
         });
-        take.await.unwrap_or_else(|_| Err(Error::new(Kind::Internal, "a session was given up before it came about")))
+        take.await.unwrap_or_else(|_| {
+            Err(Error::new(
+                Kind::Internal,
+                "a session was given up before it came about",
+            ))
+        })
     }
 
     async fn opened(ensemble: &Ensemble, timeout: Duration, purpose: Purpose) -> Result<Self> {
@@ -171,7 +203,11 @@ impl ZkSession {
     }
 
     /// Returns a session that another process handed over, with its timeout.
-    pub(super) fn handed_over(ensemble: &Ensemble, session: lock::StoreSession, timeout: Duration) -> Self {
+    pub(super) fn handed_over(
+        ensemble: &Ensemble,
+        session: lock::StoreSession,
+        timeout: Duration,
+    ) -> Self {
         Self {
             id: session.id,
             timeout,
@@ -200,21 +236,28 @@ impl ZkSession {
     }
 
     async fn resume(&mut self) -> ZkResult<()> {
-        let Some(known) = self.known else { return Err(Fault::Expired) };
+        let Some(known) = self.known else {
+            return Err(Fault::Expired);
+        };
         let relay = ZkRelay::start(&self.ensemble.options, Some(known)).await?;
         let client = connect(self.ensemble.connector(self.timeout, &relay).await?, &relay).await?;
         (self.client, self.relay, self.unanswered) = (Some(client), Some(relay), false);
         Ok(())
     }
 
-    /// Returns the client and its relay. They are taken out of a session that is given away, so that a dropped request doesn't keep that
-    /// session alive.
+    /// Returns the client and its relay. They are taken out of a session that is given away, so
+    /// that a dropped request doesn't keep that session alive.
     async fn reach(&mut self) -> ZkResult<ActiveClient<'_>> {
         if self.client.is_none() {
             self.resume().await?;
         }
-        let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return Err(Fault::Expired) };
-        let mut reached = ActiveClient { client: Some((client, relay)), session: self };
+        let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else {
+            return Err(Fault::Expired);
+        };
+        let mut reached = ActiveClient {
+            client: Some((client, relay)),
+            session: self,
+        };
         if !reached.session.given_away {
             reached.keep();
         }
@@ -232,7 +275,10 @@ impl ZkSession {
         {
             let client = reached.client()?;
             // Creating the future sends the request.
-            let asked: Vec<_> = requests.iter().map(|request| send(client, request, reached.session.ensemble.acls())).collect();
+            let asked: Vec<_> = requests
+                .iter()
+                .map(|request| send(client, request, reached.session.ensemble.acls()))
+                .collect();
             for answer in asked {
                 answers.push(answer.await);
             }
@@ -254,8 +300,12 @@ impl ZkSession {
         watch
     }
 
-    /// Watches the children of a directory, which must exist. Returns their names, and a watch for their change.
-    pub(super) async fn watch_children(&mut self, path: &str) -> ZkResult<(Vec<String>, NodeWatch)> {
+    /// Watches the children of a directory, which must exist. Returns their names, and a watch for
+    /// their change.
+    pub(super) async fn watch_children(
+        &mut self,
+        path: &str,
+    ) -> ZkResult<(Vec<String>, NodeWatch)> {
         let reached = self.reach().await?;
         let answer = reached.client()?.list_and_watch_children(path).await;
         let watch = match answer {
@@ -266,8 +316,8 @@ impl ZkSession {
         watch
     }
 
-    /// Ends the session and its ephemeral nodes, in the background. The session must hold nothing any more, so that its end need not be
-    /// waited for.
+    /// Ends the session and its ephemeral nodes, in the background. The session must hold nothing
+    /// any more, so that its end need not be waited for.
     pub(super) fn close(self) {
         let ensemble = self.ensemble.clone();
         ensemble.in_background(self.end());
@@ -277,7 +327,9 @@ impl ZkSession {
         if self.client.is_none() && self.resume().await.is_err() {
             return;
         }
-        let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return };
+        let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else {
+            return;
+        };
         end_session(client, relay, self.timeout).await;
     }
 
@@ -300,8 +352,11 @@ impl ZkSession {
 
 impl Drop for ZkSession {
     fn drop(&mut self) {
-        if let (true, Some(client), Some(relay)) = (self.ends, self.client.take(), self.relay.take()) {
-            self.ensemble.in_background(end_session(client, relay, self.timeout));
+        if let (true, Some(client), Some(relay)) =
+            (self.ends, self.client.take(), self.relay.take())
+        {
+            self.ensemble
+                .in_background(end_session(client, relay, self.timeout));
         }
     }
 }
@@ -343,7 +398,11 @@ impl ActiveClient<'_> {
     }
 
     fn client(&self) -> ZkResult<&Client> {
-        self.client.as_ref().map(|(client, _)| client).or(self.session.client.as_ref()).ok_or(Fault::Expired)
+        self.client
+            .as_ref()
+            .map(|(client, _)| client)
+            .or(self.session.client.as_ref())
+            .ok_or(Fault::Expired)
     }
 
     fn answered(mut self) {
@@ -364,7 +423,9 @@ impl ActiveClient<'_> {
                     SessionState::SyncConnected => break,
                     SessionState::Expired => return Err(Fault::Expired),
                     SessionState::AuthFailed => return Err(failure::login_refused().into()),
-                    SessionState::Closed => return Err(failure::broken(zookeeper_client::Error::ClientClosed).into()),
+                    SessionState::Closed => {
+                        return Err(failure::broken(zookeeper_client::Error::ClientClosed).into());
+                    }
                     _ => {}
                 }
             }
@@ -380,11 +441,17 @@ async fn within<T>(limit: Duration, work: impl Future<Output = T>) {
 
 async fn connect(connector: Connector, relay: &ZkRelay) -> ZkResult<Client> {
     use zookeeper_client::Error as Failure;
-    connector.connect(&relay.addresses()).await.map_err(|error| match error {
-        Failure::SessionExpired => Fault::Expired,
-        Failure::AuthFailed => failure::login_refused().into(),
-        error => relay.failure().unwrap_or_else(|| failure::unreachable(error)).into(),
-    })
+    connector
+        .connect(&relay.addresses())
+        .await
+        .map_err(|error| match error {
+            Failure::SessionExpired => Fault::Expired,
+            Failure::AuthFailed => failure::login_refused().into(),
+            error => relay
+                .failure()
+                .unwrap_or_else(|| failure::unreachable(error))
+                .into(),
+        })
 }
 
 fn not_watched(error: zookeeper_client::Error) -> Fault {

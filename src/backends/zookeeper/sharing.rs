@@ -4,7 +4,11 @@ use super::{ZooKeeperOptions, names::ZkNames};
 use crate::lock::{Key, Library, Sharing};
 
 pub(in crate::backends) const LIBRARIES: [Library; 6] = [
-    Library::shares("Curator InterProcessMutex", "new InterProcessMutex(client, {string}).acquire();", ""),
+    Library::shares(
+        "Curator InterProcessMutex",
+        "new InterProcessMutex(client, {string}).acquire();",
+        "",
+    ),
     Library::shares(
         "Curator InterProcessReadWriteLock",
         "new InterProcessReadWriteLock(client, {string}).readLock().acquire();",
@@ -20,7 +24,10 @@ pub(in crate::backends) const LIBRARIES: [Library; 6] = [
         "client.ReadLock({string}, extra_lock_patterns=[\"-__WRIT__\"]).acquire()",
         "only with this argument; its readers and dlock's (-s) go together",
     ),
-    Library::one_way("kazoo's locks without extra_lock_patterns", "pass the argument"),
+    Library::one_way(
+        "kazoo's locks without extra_lock_patterns",
+        "pass the argument",
+    ),
     Library::strange(
         "semaphores of Curator and kazoo, InterProcessSemaphoreMutex too",
         "dlock exits with 65 while one of them is held, and Curator's are granted while dlock holds the lock: use InterProcessMutex",
@@ -29,5 +36,9 @@ pub(in crate::backends) const LIBRARIES: [Library; 6] = [
 
 /// Returns each library's argument for a lock.
 pub fn sharing(options: &ZooKeeperOptions, key: &Key) -> Sharing {
-    Sharing::new(ZkNames::new(&options.chroot, &options.namespace, key).lock, &LIBRARIES, &[])
+    Sharing::new(
+        ZkNames::new(&options.chroot, &options.namespace, key).lock,
+        &LIBRARIES,
+        &[],
+    )
 }

@@ -1,4 +1,5 @@
-//! Requests to the servers, as data. Several are sent in one batch, and one of them may be a transaction.
+//! Requests to the servers, as data. Several are sent in one batch, and one of them may be a
+//! transaction.
 
 pub(super) use zookeeper_client::Stat;
 

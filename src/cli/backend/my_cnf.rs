@@ -1,4 +1,5 @@
-//! Reads `~/.my.cnf` as the clients of MySQL and MariaDB do: the section `[client]`, which both use.
+//! Reads `~/.my.cnf` as the clients of MySQL and MariaDB do: the section `[client]`, which both
+//! use.
 //!
 //! Included files are not read.
 
@@ -40,12 +41,17 @@ pub struct ClientOptions {
 /// If it can't be read, or if all users can read a password in it.
 pub fn read(path: &Path) -> Result<ClientOptions> {
     let refuse = |why: &str| Error::new(Kind::Config, format!("{}: {why}", path.display()));
-    let Ok(mut file) = File::open(path) else { return Ok(ClientOptions::default()) };
+    let Ok(mut file) = File::open(path) else {
+        return Ok(ClientOptions::default());
+    };
     if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
         return Ok(ClientOptions::default());
     }
     let mut text = String::new();
-    (&mut file).take(MAX_BYTES).read_to_string(&mut text).map_err(|error| refuse(&secret_file::plain(&error)))?;
+    (&mut file)
+        .take(MAX_BYTES)
+        .read_to_string(&mut text)
+        .map_err(|error| refuse(&secret_file::plain(&error)))?;
     let client = parse(&text);
     if client.password.is_some() && secret_file::others_can_read(&file, path).unwrap_or(true) {
         return Err(refuse(secret_file::OPEN_TO_ALL).hint(format!("chmod 600 {}", path.display())));
@@ -60,7 +66,9 @@ fn parse(text: &str) -> ClientOptions {
         if let Some(section) = line.strip_prefix('[') {
             in_client = section.trim_end_matches(']').trim() == "client";
         } else if in_client && !line.starts_with(['#', ';', '!']) {
-            let (name, value) = line.split_once('=').map_or((line, None), |(name, value)| (name, Some(unquoted(value.trim()))));
+            let (name, value) = line.split_once('=').map_or((line, None), |(name, value)| {
+                (name, Some(unquoted(value.trim())))
+            });
             client.set(&name.trim().replace('_', "-"), value);
         }
     }
@@ -79,11 +87,15 @@ impl ClientOptions {
             ("ssl-cert", Some(value)) => self.files.cert_file = absolute(value),
             ("ssl-key", Some(value)) => self.files.key_file = absolute(value),
             ("ssl-mode", Some(value)) => {
-                let mode = MODES.iter().find(|(mode, _)| mode.eq_ignore_ascii_case(&value));
+                let mode = MODES
+                    .iter()
+                    .find(|(mode, _)| mode.eq_ignore_ascii_case(&value));
                 self.tls = mode.map(|(_, mode)| *mode).or(self.tls);
             }
             // MariaDB's options.
-            ("ssl-verify-server-cert", value) if is_on(value.as_deref()) => self.tls = Some(TlsMode::VerifyFull),
+            ("ssl-verify-server-cert", value) if is_on(value.as_deref()) => {
+                self.tls = Some(TlsMode::VerifyFull);
+            }
             ("skip-ssl", _) => self.tls = Some(TlsMode::Disable),
             _ => {}
         }
@@ -102,8 +114,13 @@ fn absolute(value: String) -> Option<PathBuf> {
 fn unquoted(value: &str) -> String {
     let quote = value.chars().next().filter(|c| matches!(c, '"' | '\''));
     let inner = match quote {
-        Some(quote) => value[1..].rsplit_once(quote).map_or(&value[1..], |(inner, _)| inner),
-        None => value.split_once('#').map_or(value, |(before, _)| before).trim_end(),
+        Some(quote) => value[1..]
+            .rsplit_once(quote)
+            .map_or(&value[1..], |(inner, _)| inner),
+        None => value
+            .split_once('#')
+            .map_or(value, |(before, _)| before)
+            .trim_end(),
     };
     let mut plain = String::with_capacity(inner.len());
     let mut chars = inner.chars();
@@ -136,11 +153,20 @@ mod tests {
             "user = nobody\n[client]\nuser=ana # the app\npassword = \"p@ss#w\\\\rd\"\n  port = 3307\nsocket=/run/m.sock\nssl_mode=verify_ca\n\
              ssl-ca = '/ca.pem'\nhost\n[mysql]\nuser=eve\n",
         );
-        assert_eq!((client.user.as_deref(), client.password.as_deref()), (Some("ana"), Some("p@ss#w\\rd")));
+        assert_eq!(
+            (client.user.as_deref(), client.password.as_deref()),
+            (Some("ana"), Some("p@ss#w\\rd"))
+        );
         assert_eq!((client.port, client.host), (Some(3307), None));
-        assert_eq!((client.socket, client.files.ca_file), (Some("/run/m.sock".into()), Some("/ca.pem".into())));
+        assert_eq!(
+            (client.socket, client.files.ca_file),
+            (Some("/run/m.sock".into()), Some("/ca.pem".into()))
+        );
         assert_eq!(client.tls, Some(TlsMode::VerifyCa));
-        assert_eq!(parse("[client]\nssl-verify-server-cert\n").tls, Some(TlsMode::VerifyFull));
+        assert_eq!(
+            parse("[client]\nssl-verify-server-cert\n").tls,
+            Some(TlsMode::VerifyFull)
+        );
         assert!(parse("[client-server]\nuser=x").user.is_none());
     }
 }

@@ -1,4 +1,5 @@
-//! Reads PostgreSQL's password file as libpq does: lines `host:port:database:user:password`, of which the first match counts.
+//! Reads PostgreSQL's password file as libpq does: lines `host:port:database:user:password`, of
+//! which the first match counts.
 
 use std::{fs::File, io::Read as _, path::Path};
 
@@ -20,10 +21,13 @@ pub struct Login<'a> {
 /// Returns the password for a login; `None` if there is no file, or no matching line.
 ///
 /// # Errors
-/// If all users can read the file. libpq silently ignores such a file, and the login fails without a reason.
+/// If all users can read the file. libpq silently ignores such a file, and the login fails without
+/// a reason.
 pub fn find(path: &Path, wanted: Login<'_>) -> Result<Option<String>> {
     let refuse = |why: &str| Error::new(Kind::Config, format!("{}: {why}", path.display()));
-    let Ok(file) = File::open(path) else { return Ok(None) };
+    let Ok(file) = File::open(path) else {
+        return Ok(None);
+    };
     if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
         return Ok(None);
     }
@@ -31,7 +35,9 @@ pub fn find(path: &Path, wanted: Login<'_>) -> Result<Option<String>> {
         return Err(refuse(secret_file::OPEN_TO_ALL).hint(format!("chmod 600 {}", path.display())));
     }
     let mut text = String::new();
-    file.take(MAX_BYTES).read_to_string(&mut text).map_err(|error| refuse(&secret_file::plain(&error)))?;
+    file.take(MAX_BYTES)
+        .read_to_string(&mut text)
+        .map_err(|error| refuse(&secret_file::plain(&error)))?;
     Ok(text.lines().find_map(|line| password_in(line, wanted)))
 }
 
@@ -40,14 +46,20 @@ fn password_in(line: &str, wanted: Login<'_>) -> Option<String> {
     if rest.starts_with('#') {
         return None;
     }
-    for part in [wanted.host, &wanted.port.to_string(), wanted.database, wanted.user] {
+    for part in [
+        wanted.host,
+        &wanted.port.to_string(),
+        wanted.database,
+        wanted.user,
+    ] {
         let (field, after) = field(rest)?;
         if field != part && &rest[..rest.len() - after.len() - 1] != "*" {
             return None;
         }
         rest = after;
     }
-    Some(field(rest).map_or_else(|| unescaped(rest), |(password, _)| password)).filter(|password| !password.is_empty())
+    Some(field(rest).map_or_else(|| unescaped(rest), |(password, _)| password))
+        .filter(|password| !password.is_empty())
 }
 
 /// Splits `text` at the first unescaped colon into the unescaped field and the rest.
@@ -76,16 +88,38 @@ mod tests {
 
     #[test]
     fn the_first_matching_line_counts() {
-        let wanted = Login { host: "db1", port: 5432, database: "app", user: "ana" };
+        let wanted = Login {
+            host: "db1",
+            port: 5432,
+            database: "app",
+            user: "ana",
+        };
         let of = |line| password_in(line, wanted);
         assert_eq!(of("db1:5432:app:ana:s3cret").as_deref(), Some("s3cret"));
         assert_eq!(of("*:*:*:ana:a\\:b\\\\c\r").as_deref(), Some("a:b\\c"));
         assert_eq!(of("*:*:*:*:pw:more").as_deref(), Some("pw"));
-        for other in
-            ["db2:5432:app:ana:x", "db1:5433:app:ana:x", "db1:5432:app:bob:x", "#*:*:*:*:x", "", "*:*:*", "\\*:*:*:*:x", "*:*:*:*:"]
-        {
+        for other in [
+            "db2:5432:app:ana:x",
+            "db1:5433:app:ana:x",
+            "db1:5432:app:bob:x",
+            "#*:*:*:*:x",
+            "",
+            "*:*:*",
+            "\\*:*:*:*:x",
+            "*:*:*:*:",
+        ] {
             assert_eq!(of(other), None, "{other}");
         }
-        assert_eq!(password_in("\\:\\:1:*:*:*:pw", Login { host: "::1", ..wanted }).as_deref(), Some("pw"));
+        assert_eq!(
+            password_in(
+                "\\:\\:1:*:*:*:pw",
+                Login {
+                    host: "::1",
+                    ..wanted
+                }
+            )
+            .as_deref(),
+            Some("pw")
+        );
     }
 }

@@ -22,7 +22,10 @@ use crate::{
     },
     exit,
     lease::{self, BootClock, Budget, Clock as _, Lease, Limits, Loss, ask, wall_ms},
-    lock::{self, Backend, BootTime, Break, End, Error, HistoryEntry, Intent, Key, Kind, ReleaseInfo, Result, Scope},
+    lock::{
+        self, Backend, BootTime, Break, End, Error, HistoryEntry, Intent, Key, Kind, ReleaseInfo,
+        Result, Scope,
+    },
     output::{Syslog, drain, loss, mark},
     supervise::{Detach, Monitor, RenewerFork, Signals, fork_monitor, fork_renewer},
 };
@@ -40,10 +43,14 @@ pub fn run(settings: &AcquireSettings, pid: i32, context: &Context) -> Result<u8
     context.out.check_token_has_a_reader()?;
     check_process(pid)?;
     if Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) == Err(Errno::PERM)) {
-        let what = format!("--while-pid {pid}: this user may not signal the process, which dlock would stop if the lock is lost");
-        return Err(Error::new(Kind::Usage, what).hint("take the lock as the user of the process, or as root"));
+        let what = format!(
+            "--while-pid {pid}: this user may not signal the process, which dlock would stop if the lock is lost"
+        );
+        return Err(Error::new(Kind::Usage, what)
+            .hint("take the lock as the user of the process, or as root"));
     }
-    let forked = fork_renewer().map_err(|error| Error::new(Kind::Unavailable, "no keeper can be started").source(error))?;
+    let forked = fork_renewer()
+        .map_err(|error| Error::new(Kind::Unavailable, "no keeper can be started").source(error))?;
     match forked {
         RenewerFork::Caller(status) => Ok(status),
         RenewerFork::Renewer(caller) => {
@@ -51,25 +58,42 @@ pub fn run(settings: &AcquireSettings, pid: i32, context: &Context) -> Result<u8
             let process = open_process(pid)?;
             let key = settings.wanted.key.clone();
             let monitor = fork_monitor(&process, |why| say(&key, &format!("lost: {why}")))
-                .map_err(|error| Error::new(Kind::Unavailable, "no monitor can be started").source(error))?;
+                .map_err(|error| {
+                    Error::new(Kind::Unavailable, "no monitor can be started").source(error)
+                })?;
             crate::commands::block_on(work(settings, pid, context, caller, process, monitor))
         }
     }
 }
 
-async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: Detach, process: OwnedFd, monitor: Monitor) -> Result<u8> {
+async fn work(
+    settings: &AcquireSettings,
+    pid: i32,
+    context: &Context,
+    caller: Detach,
+    process: OwnedFd,
+    monitor: Monitor,
+) -> Result<u8> {
     let until = EndCondition::process(process)?;
-    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
-    let program = fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim().to_owned());
+    let mut signals = Signals::new()
+        .map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
+    let program = fs::read_to_string(format!("/proc/{pid}/comm"))
+        .ok()
+        .map(|name| name.trim().to_owned());
     let stop = until.ended_or(interrupted(&mut signals));
     let mut holds = match Box::pin(take(&settings.wanted, true, program, context, stop)).await? {
         AcquireResult::Granted(holds) => holds,
         AcquireResult::Stopped(HoldEnd::Ended) => {
-            return Err(Error::new(Kind::Usage, format!("--while-pid {pid}: the process ended before the lock was taken"))
-                .key(&settings.wanted.key)
-                .hint("name the process that needs the lock: $$ in a script"));
+            return Err(Error::new(
+                Kind::Usage,
+                format!("--while-pid {pid}: the process ended before the lock was taken"),
+            )
+            .key(&settings.wanted.key)
+            .hint("name the process that needs the lock: $$ in a script"));
         }
-        AcquireResult::Stopped(HoldEnd::Signal(signal)) => return Ok(super::stopped(signal, &settings.wanted.key, context)),
+        AcquireResult::Stopped(HoldEnd::Signal(signal)) => {
+            return Ok(super::stopped(signal, &settings.wanted.key, context));
+        }
         AcquireResult::Not(status) => return Ok(status),
     };
     if let Some(status) = super::print(&mut holds, context).await {
@@ -85,8 +109,15 @@ async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: D
     Ok(exit::OK)
 }
 
-/// Renews until the process has ended, and sends it TERM if a lock is lost or broken. The renewer's output is not read.
-async fn keep_on(mut holds: Vec<TakenLock>, limits: Limits<'_>, until: &EndCondition, mut signals: Signals, monitor: &Monitor) {
+/// Renews until the process has ended, and sends it TERM if a lock is lost or broken. The renewer's
+/// output is not read.
+async fn keep_on(
+    mut holds: Vec<TakenLock>,
+    limits: Limits<'_>,
+    until: &EndCondition,
+    mut signals: Signals,
+    monitor: &Monitor,
+) {
     let began = BootClock.now();
     let mut intent = Intent::Extend(None);
     let mut broken: Option<Break> = None;
@@ -107,9 +138,11 @@ async fn keep_on(mut holds: Vec<TakenLock>, limits: Limits<'_>, until: &EndCondi
             over = until.ended_or(interrupted(&mut signals)) => Ok(over),
         };
         match over {
-            Ok(HoldEnd::Signal(_)) if (broken.is_some() || lost) && !std::mem::replace(&mut signalled, true) => {}
+            Ok(HoldEnd::Signal(_))
+                if (broken.is_some() || lost) && !std::mem::replace(&mut signalled, true) => {}
             Ok(_) | Err(Err(_)) => break,
-            // As with `run`, the release follows the protected process's end; but the renewer never sends KILL.
+            // As with `run`, the release follows the protected process's end; but the renewer never
+            // sends KILL.
             Err(Ok((at, Loss::Broken(by)))) => {
                 say(&holds[at].lease.key, &format!("broken {}", mark(&by)));
                 end(until);
@@ -120,7 +153,10 @@ async fn keep_on(mut holds: Vec<TakenLock>, limits: Limits<'_>, until: &EndCondi
             Err(Ok((at, Loss::NotOwner))) => {
                 let mut hold = holds.remove(at);
                 if !was_released(&mut hold).await {
-                    say(&hold.lease.key, "lost: the store has another holder, or none");
+                    say(
+                        &hold.lease.key,
+                        "lost: the store has another holder, or none",
+                    );
                     end(until);
                     lost = true;
                 }
@@ -146,32 +182,58 @@ async fn keep_on(mut holds: Vec<TakenLock>, limits: Limits<'_>, until: &EndCondi
     let (ended, why) = broken.as_ref().map_or((End::Released, None), Into::into);
     let held = BootClock.now().since(began);
     let held_ms = u64::try_from(held.as_millis()).ok();
-    let info = ReleaseInfo { end: Some(ended), why, at_ms: Some(wall_ms()), held_ms, ..Scope::Tree.into() };
+    let info = ReleaseInfo {
+        end: Some(ended),
+        why,
+        at_ms: Some(wall_ms()),
+        held_ms,
+        ..Scope::Tree.into()
+    };
     release(&mut holds, &info, limits).await;
 }
 
 /// Returns when the monitor must signal the process if the renewer sends no extension.
 fn deadlines(holds: &[TakenLock]) -> Vec<BootTime> {
-    let deadline = |hold: &TakenLock| hold.budget().map_or(hold.lease.t0, |budget| budget.kill_at(hold.lease.t0));
+    let deadline = |hold: &TakenLock| {
+        hold.budget()
+            .map_or(hold.lease.t0, |budget| budget.kill_at(hold.lease.t0))
+    };
     holds.iter().map(deadline).collect()
 }
 
 fn earliest(deadlines: &[BootTime]) -> BootTime {
-    deadlines.iter().copied().min().unwrap_or_else(|| BootClock.now())
+    deadlines
+        .iter()
+        .copied()
+        .min()
+        .unwrap_or_else(|| BootClock.now())
 }
 
 /// Whether the lost hold was released by `dlock release` with the printed token.
 async fn was_released(TakenLock { backend, lease }: &mut TakenLock) -> bool {
     let question = async |backend: &mut dyn Backend| backend.history(&lease.key).await;
-    let history = ask(&mut **backend, &BootClock, ASIDE, ("history", Some(&lease.key)), question).await;
-    history.is_ok_and(|history| history.past.iter().any(|past| past.fence == Some(lease.fence) && past.end == End::Released))
+    let history = ask(
+        &mut **backend,
+        &BootClock,
+        ASIDE,
+        ("history", Some(&lease.key)),
+        question,
+    )
+    .await;
+    history.is_ok_and(|history| {
+        history
+            .past
+            .iter()
+            .any(|past| past.fence == Some(lease.fence) && past.end == End::Released)
+    })
 }
 
 /// Sends TERM to the process.
 fn end(until: &EndCondition) {
     if let EndCondition::Process(process) = until {
         let process: &OwnedFd = process.get_ref();
-        let _: io::Result<()> = pidfd_send_signal(process.as_fd(), Signal::TERM).map_err(Into::into);
+        let _: io::Result<()> =
+            pidfd_send_signal(process.as_fd(), Signal::TERM).map_err(Into::into);
     }
 }
 

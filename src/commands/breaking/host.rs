@@ -39,44 +39,85 @@ pub struct HostSettings {
 pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let host = crate::lock::printable(&settings.host).into_owned();
-    let to_ask =
-        consent::check_for((settings.yes, settings.reason.as_deref()), "break them", context).map_err(|error| match error.hint {
-            None => error.hint("--yes --reason TEXT breaks them without asking"),
-            Some(_) => error,
-        })?;
-    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
+    let to_ask = consent::check_for(
+        (settings.yes, settings.reason.as_deref()),
+        "break them",
+        context,
+    )
+    .map_err(|error| match error.hint {
+        None => error.hint("--yes --reason TEXT breaks them without asking"),
+        Some(_) => error,
+    })?;
+    let mut signals = Signals::new()
+        .map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = open(context);
-    let states =
-        ask_long(&mut *backend, &BootClock, context.limits(), ("break", None), async |b, progress| b.list("", progress).await).await?;
+    let states = ask_long(
+        &mut *backend,
+        &BootClock,
+        context.limits(),
+        ("break", None),
+        async |b, progress| b.list("", progress).await,
+    )
+    .await?;
     context.tell(&mut *backend);
-    let of_host = |holder: &Holder| holder.metadata.as_ref().and_then(|metadata| metadata.host.as_ref()) == Some(&settings.host);
+    let of_host = |holder: &Holder| {
+        holder
+            .metadata
+            .as_ref()
+            .and_then(|metadata| metadata.host.as_ref())
+            == Some(&settings.host)
+    };
     let mut holds: Vec<(Key, Holder, Fence)> = Vec::new();
     for state in states {
         let ours = state.holders.into_iter().filter(of_host);
         holds.extend(
-            ours.filter_map(|holder| Some((state.key.clone(), holder.fence?, holder))).map(|(key, fence, holder)| (key, holder, fence)),
+            ours.filter_map(|holder| Some((state.key.clone(), holder.fence?, holder)))
+                .map(|(key, fence, holder)| (key, holder, fence)),
         );
     }
     let store = backend.identity().url;
     if !out.is_json() {
-        let what = if holds.len() == 1 { "1 hold".to_owned() } else { format!("{} holds", holds.len()) };
+        let what = if holds.len() == 1 {
+            "1 hold".to_owned()
+        } else {
+            format!("{} holds", holds.len())
+        };
         out.notice(&format!("{host} has {what}"));
         for (key, holder, number) in &holds {
-            out.notice(&format!("  {}, fence {}: {}", key.escaped(), fence(*number, std::iter::empty()), described(holder)));
+            out.notice(&format!(
+                "  {}, fence {}: {}",
+                key.escaped(),
+                fence(*number, std::iter::empty()),
+                described(holder)
+            ));
         }
     }
     if to_ask && !holds.is_empty() {
-        let consequence = if settings.now { " Commands of theirs may still run, next to those of the next holders." } else { "" };
+        let consequence = if settings.now {
+            " Commands of theirs may still run, next to those of the next holders."
+        } else {
+            ""
+        };
         if !consent::agreed(&format!("break all of them?{consequence}"))? {
             out.notice("not broken");
             return Ok(exit::NOT_HELD);
         }
     }
-    let mark = Break { by: consent::here(), why: settings.reason.clone(), seen: false };
-    let mut outcomes: Vec<HoldOutcome<'_>> = holds.iter().map(|(key, _, number)| (key, *number, None)).collect();
+    let mark = Break {
+        by: consent::here(),
+        why: settings.reason.clone(),
+        seen: false,
+    };
+    let mut outcomes: Vec<HoldOutcome<'_>> = holds
+        .iter()
+        .map(|(key, _, number)| (key, *number, None))
+        .collect();
     let mut status = exit::OK;
     let signal = {
-        let work = holds.iter().enumerate().map(async |(at, hold)| (at, break_one(hold, &mark, settings.now, context).await));
+        let work = holds
+            .iter()
+            .enumerate()
+            .map(async |(at, hold)| (at, break_one(hold, &mark, settings.now, context).await));
         let mut work = stream::iter(work).buffer_unordered(TOGETHER);
         let stop = interrupted(&mut signals);
         tokio::pin!(stop);
@@ -101,7 +142,16 @@ pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
         out.notice("the request to stop stays; dlock list tells which holders have not stopped");
     }
     let done = if out.is_json() {
-        out.finish(out.json(&json::HostBroken::new(&settings.host, &store, &outcomes, status, signal.is_some())), status)
+        out.finish(
+            out.json(&json::HostBroken::new(
+                &settings.host,
+                &store,
+                &outcomes,
+                status,
+                signal.is_some(),
+            )),
+            status,
+        )
     } else {
         status
     };
@@ -116,17 +166,40 @@ fn tell(key: &Key, broken: &Result<&'static str>, context: &Context) {
     let out = &context.out;
     match broken {
         _ if out.is_json() => {}
-        Ok("changed") => out.notice(&format!("{}: the holder changed meanwhile: nothing was done", key.escaped())),
+        Ok("changed") => out.notice(&format!(
+            "{}: the holder changed meanwhile: nothing was done",
+            key.escaped()
+        )),
         Ok(_) => out.notice(&format!("{}: broken", key.escaped())),
         Err(error) => out.error_lines(error),
     }
 }
 
-/// Breaks one hold with a separate client. Returns the result: `given_back`, `evicted` or `changed`.
-async fn break_one((key, seen, fence): &(Key, Holder, Fence), mark: &Break, at_once: bool, context: &Context) -> Result<&'static str> {
+/// Breaks one hold with a separate client. Returns the result: `given_back`, `evicted` or
+/// `changed`.
+async fn break_one(
+    (key, seen, fence): &(Key, Holder, Fence),
+    mark: &Break,
+    at_once: bool,
+    context: &Context,
+) -> Result<&'static str> {
     let mut backend = open_as_it_is(context);
-    let request = BreakRequest { key, seen, fence: *fence, mark, at_once };
-    let broken = lease::break_hold(&mut *backend, &BootClock, request, context.limits(), pending::<()>(), |_| {}).await?;
+    let request = BreakRequest {
+        key,
+        seen,
+        fence: *fence,
+        mark,
+        at_once,
+    };
+    let broken = lease::break_hold(
+        &mut *backend,
+        &BootClock,
+        request,
+        context.limits(),
+        pending::<()>(),
+        |_| {},
+    )
+    .await?;
     Ok(match broken {
         BreakOutcome::Over => "given_back",
         BreakOutcome::Evicted => "evicted",

@@ -1,7 +1,7 @@
 //! `dlock doctor`: can this store, as configured, keep its promises?
 //!
-//! The checks are independent: a failed check is a finding, and the others continue. Tables describe the checks, and the man
-//! page uses the same tables.
+//! The checks are independent: a failed check is a finding, and the others continue. Tables
+//! describe the checks, and the man page uses the same tables.
 
 mod files;
 mod host;
@@ -55,14 +55,35 @@ const NAMED: usize = 5;
 /// The checks for all stores.
 pub const CHECKS: &[Check] = &[
     check("settings", "which settings count, and where each came from"),
-    check("secrets", "which users can read passwords and keys, and change the configuration"),
-    check("host", "whether dlock has the CPU time and the rights to kill in time, and a TTL that is long enough for it"),
-    check("reachable", "whether the store answers, and lets this user in"),
-    check("acquire-renew-release", "a test lock, taken, renewed and released"),
+    check(
+        "secrets",
+        "which users can read passwords and keys, and change the configuration",
+    ),
+    check(
+        "host",
+        "whether dlock has the CPU time and the rights to kill in time, and a TTL that is long enough for it",
+    ),
+    check(
+        "reachable",
+        "whether the store answers, and lets this user in",
+    ),
+    check(
+        "acquire-renew-release",
+        "a test lock, taken, renewed and released",
+    ),
     check("hand-over", "whether a waiter gets that lock, and how soon"),
-    check("round-trip", "how long a renewal takes, against how often there is one (a sixth of the TTL)"),
-    check("jobs", "whether commands that run now let another process or host do their work, as ssh and docker do"),
-    check("clock", "how far the store's clock is from this host's, and its servers' clocks are from one another"),
+    check(
+        "round-trip",
+        "how long a renewal takes, against how often there is one (a sixth of the TTL)",
+    ),
+    check(
+        "jobs",
+        "whether commands that run now let another process or host do their work, as ssh and docker do",
+    ),
+    check(
+        "clock",
+        "how far the store's clock is from this host's, and its servers' clocks are from one another",
+    ),
 ];
 
 /// Runs all checks, and reports the verdict.
@@ -85,10 +106,19 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
     };
     report.findings.push(files::examine(&settings.secrets));
     report.findings.extend(host::examine(settings.ttl));
-    let examined = ask(&mut *backend, &BootClock, context.limits(), ("doctor", None), async |b| b.examine().await).await;
+    let examined = ask(
+        &mut *backend,
+        &BootClock,
+        context.limits(),
+        ("doctor", None),
+        async |b| b.examine().await,
+    )
+    .await;
     match examined {
         Ok(findings) => {
-            report.findings.push(Finding::ok("reachable", "the store answers"));
+            report
+                .findings
+                .push(Finding::ok("reachable", "the store answers"));
             report.findings.extend(findings);
             report.findings.extend(jobs(&mut *backend, context).await);
             let tried = probe::try_out(&mut *backend, &settings, context, &mut report).await;
@@ -97,7 +127,11 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
             }
         }
         Err(error) => {
-            report.findings.push(failed("reachable", &error, "no lock can be taken, and no job runs"));
+            report.findings.push(failed(
+                "reachable",
+                &error,
+                "no lock can be taken, and no job runs",
+            ));
             report.error = Some(error);
         }
     }
@@ -105,17 +139,32 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
     report.findings.sort_by_key(|finding| finding.severity);
     let status = report.status();
     let out = &context.out;
-    let written = if out.is_json() { out.json(&report.json(status)) } else { out.data(&view(&report, out.quiet, out.table_style())) };
+    let written = if out.is_json() {
+        out.json(&report.json(status))
+    } else {
+        out.data(&view(&report, out.quiet, out.table_style()))
+    };
     Ok(out.finish(written, status))
 }
 
-/// Names the held locks whose commands hand their work on. Without one, or without a list, this is no finding.
+/// Names the held locks whose commands hand their work on. Without one, or without a list, this is
+/// no finding.
 async fn jobs(backend: &mut dyn Backend, context: &Context) -> Option<Finding> {
-    let states =
-        ask_long(backend, &BootClock, context.limits(), ("doctor", None), async |b, progress| b.list("", progress).await).await.ok()?;
+    let states = ask_long(
+        backend,
+        &BootClock,
+        context.limits(),
+        ("doctor", None),
+        async |b, progress| b.list("", progress).await,
+    )
+    .await
+    .ok()?;
     let mut found = Vec::new();
     for state in &states {
-        let commands = state.holders.iter().filter_map(|holder| holder.metadata.as_ref()?.command.as_deref());
+        let commands = state
+            .holders
+            .iter()
+            .filter_map(|holder| holder.metadata.as_ref()?.command.as_deref());
         found.extend(
             commands
                 .filter_map(|command| works_elsewhere(OsStr::new(command)))
@@ -124,38 +173,62 @@ async fn jobs(backend: &mut dyn Backend, context: &Context) -> Option<Finding> {
     }
     let more = found.len().saturating_sub(NAMED);
     found.truncate(NAMED);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let text =
-        format!("work that goes on elsewhere when the lock is lost: {}{more}; man dlock-cron has a recipe for each", found.join(", "));
+    let more = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    let text = format!(
+        "work that goes on elsewhere when the lock is lost: {}{more}; man dlock-cron has a recipe for each",
+        found.join(", ")
+    );
     (!found.is_empty()).then(|| Finding::ok("jobs", text))
 }
 
 /// Returns the finding for a failed request.
 fn failed(check: &'static str, error: &Error, risk: &str) -> Finding {
     let finding = Finding::not_safe(check, error.message.clone(), risk);
-    error.hint.iter().fold(finding, |finding, hint| finding.fix(hint.clone()))
+    error
+        .hint
+        .iter()
+        .fold(finding, |finding, hint| finding.fix(hint.clone()))
 }
 
 fn sources(settings: &DoctorSettings, context: &Context) -> Finding {
     const ID: &str = "settings";
     if !context.target.is_asked_for() {
         let risk = "locks hold for this user on this host only: each node runs the job";
-        return Finding::warn(ID, "no store is configured", risk).fix("name one in /etc/dlock/config.toml, DLOCK_BACKEND or --backend");
+        return Finding::warn(ID, "no store is configured", risk)
+            .fix("name one in /etc/dlock/config.toml, DLOCK_BACKEND or --backend");
     }
     let of = |source: &Source| match &source.value {
         Some(value) => format!("{} {value} ({})", source.name, source.from),
         None => format!("{} ({})", source.name, source.from),
     };
-    let changed: Vec<String> =
-        settings.sources.iter().filter(|source| !["backend", "url"].contains(&source.name.as_str())).map(of).collect();
-    Finding::ok(ID, if changed.is_empty() { "all settings are at their defaults".into() } else { changed.join(", ") })
+    let changed: Vec<String> = settings
+        .sources
+        .iter()
+        .filter(|source| !["backend", "url"].contains(&source.name.as_str()))
+        .map(of)
+        .collect();
+    Finding::ok(
+        ID,
+        if changed.is_empty() {
+            "all settings are at their defaults".into()
+        } else {
+            changed.join(", ")
+        },
+    )
 }
 
 fn print_grants(backend: &dyn Backend, role: Role, context: &Context) -> u8 {
     let grants = backend.grants(role);
     let out = &context.out;
     if out.is_json() {
-        return out.finish(out.json(&GrantsReport::new(&grants, role, &backend.identity().url)), exit::OK);
+        return out.finish(
+            out.json(&GrantsReport::new(&grants, role, &backend.identity().url)),
+            exit::OK,
+        );
     }
     for note in &grants.notes {
         out.notice(note);

@@ -50,14 +50,16 @@ impl EndCondition {
     /// # Errors
     /// [`Kind::Usage`] if the condition is already met.
     pub fn open(until: HoldUntil) -> Result<Self> {
-        let internal = |error: io::Error| Error::new(Kind::Internal, "it can't be watched").source(error);
+        let internal =
+            |error: io::Error| Error::new(Kind::Internal, "it can't be watched").source(error);
         match until {
             HoldUntil::Signal => Ok(Self::Signal),
             HoldUntil::StdinEnds => {
                 let stdin = io::stdin();
                 let kind = fstat(&stdin).map_err(|error| internal(error.into()))?;
                 let file_type = FileType::from_raw_mode(kind.st_mode);
-                let is_null = file_type.is_char_device() && (major(kind.st_rdev), minor(kind.st_rdev)) == (1, 3);
+                let is_null = file_type.is_char_device()
+                    && (major(kind.st_rdev), minor(kind.st_rdev)) == (1, 3);
                 if is_null || file_type.is_file() || file_type.is_dir() {
                     let what = if is_null { "/dev/null" } else { "a file" };
                     return Err(Error::new(
@@ -81,7 +83,12 @@ impl EndCondition {
     /// # Errors
     /// If no descriptor is left.
     pub fn process(process: OwnedFd) -> Result<Self> {
-        let failed = |error: io::Error| Error::new(Kind::Unavailable, format!("the process can't be watched: {}", plain(&error)));
+        let failed = |error: io::Error| {
+            Error::new(
+                Kind::Unavailable,
+                format!("the process can't be watched: {}", plain(&error)),
+            )
+        };
         watch_fd(process).map(Self::Process).map_err(failed)
     }
 
@@ -107,15 +114,23 @@ impl EndCondition {
                 let _ = process.readable().await;
             }
             Self::Stdin(stdin) => loop {
-                let Ok(mut ready) = stdin.readable().await else { return };
-                // The descriptor stays blocking, since other processes may share it: dlock reads only when input is ready.
+                let Ok(mut ready) = stdin.readable().await else {
+                    return;
+                };
+                // The descriptor stays blocking, since other processes may share it: dlock reads
+                // only when input is ready.
                 if !has_input(stdin.get_ref()) {
                     ready.clear_ready();
                     continue;
                 }
                 match rustix::io::read(stdin.get_ref(), &mut [0; 4096]) {
-                    // The terminal's input goes to the foreground process. This process may become that later.
-                    Err(Errno::IO) if is_in_background(stdin.get_ref()) => BootClock.sleep_until(BootClock.now().plus(BACKGROUND)).await,
+                    // The terminal's input goes to the foreground process. This process may become
+                    // that later.
+                    Err(Errno::IO) if is_in_background(stdin.get_ref()) => {
+                        BootClock
+                            .sleep_until(BootClock.now().plus(BACKGROUND))
+                            .await;
+                    }
                     Ok(0) | Err(Errno::IO) => return,
                     _ => {}
                 }
@@ -134,7 +149,10 @@ pub fn check_process(number: i32) -> Result<()> {
         _ if Pid::from_raw(number) == Some(getpid()) => "is dlock itself",
         _ => return Ok(()),
     };
-    Err(Error::new(Kind::Usage, format!("--while-pid {number}: this {what}")).hint("name the process that needs the lock: $$ in a script"))
+    Err(
+        Error::new(Kind::Usage, format!("--while-pid {number}: this {what}"))
+            .hint("name the process that needs the lock: $$ in a script"),
+    )
 }
 
 /// A descriptor of the process: its number may be another's later.
@@ -142,11 +160,19 @@ pub fn check_process(number: i32) -> Result<()> {
 /// # Errors
 /// [`Kind::Usage`] if there is none.
 pub fn open_process(number: i32) -> Result<OwnedFd> {
-    let no_process = || Error::new(Kind::Usage, format!("--while-pid {number}: there is no such process"));
+    let no_process = || {
+        Error::new(
+            Kind::Usage,
+            format!("--while-pid {number}: there is no such process"),
+        )
+    };
     let pid = Pid::from_raw(number).ok_or_else(no_process)?;
     pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
         Errno::SRCH | Errno::NOENT => no_process(),
-        error => Error::new(Kind::Usage, format!("--while-pid {number}: {}", plain(&error.into()))),
+        error => Error::new(
+            Kind::Usage,
+            format!("--while-pid {number}: {}", plain(&error.into())),
+        ),
     })
 }
 
@@ -156,6 +182,9 @@ fn is_in_background(terminal: &OwnedFd) -> bool {
 }
 
 fn has_input(fd: &OwnedFd) -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }

@@ -1,5 +1,6 @@
-//! The translation of the pages' Markdown subset to roff: sections (`#`), subsections (`##`), paragraphs, items
-//! (`- name: text`), indented lines, which stay as they are, and words in backticks, which become bold.
+//! The translation of the pages' Markdown subset to roff: sections (`#`), subsections (`##`),
+//! paragraphs, items (`- name: text`), indented lines, which stay as they are, and words in
+//! backticks, which become bold.
 
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 
@@ -36,8 +37,13 @@ pub fn render(text: &str, out: &mut Vec<u8>) -> std::io::Result<()> {
         } else if let Some(title) = line.strip_prefix("## ") {
             roff.control("SS", [title]);
             paragraph = false;
-        } else if let Some((name, about)) = line.strip_prefix("- ").and_then(|item| item.split_once(": ")) {
-            roff.control("TP", []).text([bold(name.replace('`', ""))]).text(inline(about));
+        } else if let Some((name, about)) = line
+            .strip_prefix("- ")
+            .and_then(|item| item.split_once(": "))
+        {
+            roff.control("TP", [])
+                .text([bold(name.replace('`', ""))])
+                .text(inline(about));
             paragraph = false;
         } else if line.is_empty() {
             paragraph = true;
@@ -57,8 +63,13 @@ pub fn render(text: &str, out: &mut Vec<u8>) -> std::io::Result<()> {
 
 /// Returns a line of text whose parts in backticks are bold.
 fn inline(line: &str) -> Vec<Inline> {
-    let parts = line.split('`').enumerate().filter(|(_, part)| !part.is_empty());
-    parts.map(|(at, part)| if at % 2 == 0 { roman(part) } else { bold(part) }).collect()
+    let parts = line
+        .split('`')
+        .enumerate()
+        .filter(|(_, part)| !part.is_empty());
+    parts
+        .map(|(at, part)| if at % 2 == 0 { roman(part) } else { bold(part) })
+        .collect()
 }
 
 #[cfg(test)]

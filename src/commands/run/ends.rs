@@ -20,16 +20,25 @@ pub(super) fn disturbed(watch: RunWatch<'_>, settings: &RunSettings) -> Option<E
                 None => error,
             })
         }
-        (None, Some(mark)) => Some(Error::new(Kind::Unavailable, format!("broken {}", output::mark(&mark)))),
-        (None, None) => watch.timed_out.then(|| Error::new(Kind::Timeout, settings.max_runtime())),
+        (None, Some(mark)) => Some(Error::new(
+            Kind::Unavailable,
+            format!("broken {}", output::mark(&mark)),
+        )),
+        (None, None) => watch
+            .timed_out
+            .then(|| Error::new(Kind::Timeout, settings.max_runtime())),
     }
 }
 
 /// Returns when a signal ends the wait; `None` if the guardian is gone.
-pub(super) async fn wait_ended(signals: &mut Signals, supervisor: &mut Supervisor) -> Option<Signal> {
+pub(super) async fn wait_ended(
+    signals: &mut Signals,
+    supervisor: &mut Supervisor,
+) -> Option<Signal> {
     loop {
         tokio::select! {
-            // Also reaps processes that are reparented to dlock. Before the start, the guardian's end is the only event.
+            // Also reaps processes that are reparented to dlock. Before the start, the guardian's
+            // end is the only event.
             _ = supervisor.next() => return None,
             signal = signals.next() => {
                 if signal.ends_wait() {
@@ -43,24 +52,62 @@ pub(super) async fn wait_ended(signals: &mut Signals, supervisor: &mut Superviso
     }
 }
 
-/// Warns of a start that lies in the future by the store's clock, and so denies runs for longer than they asked for.
-pub(super) fn warn_of_future_start(settings: &RunSettings, key: &Key, out: &Output, denial: &Denial) {
-    let (Rule::Once(_), Some(window), Some(left)) = (denial.rule, settings.policy.frequency.window(), denial.again_in) else { return };
+/// Warns of a start that lies in the future by the store's clock, and so denies runs for longer
+/// than they asked for.
+pub(super) fn warn_of_future_start(
+    settings: &RunSettings,
+    key: &Key,
+    out: &Output,
+    denial: &Denial,
+) {
+    let (Rule::Once(_), Some(window), Some(left)) = (
+        denial.rule,
+        settings.policy.frequency.window(),
+        denial.again_in,
+    ) else {
+        return;
+    };
     let ahead = left.saturating_sub(window);
     if ahead > window.min(Duration::from_secs(60)) {
-        let text = format!("{}: the last start lies {} in the future by the store's clock: no run until then", key.escaped(), age(ahead));
+        let text = format!(
+            "{}: the last start lies {} in the future by the store's clock: no run until then",
+            key.escaped(),
+            age(ahead)
+        );
         let shell = output::shell(key);
-        out.warn_with_hint(&text, &format!("if the store's clock was set back, dlock forget {shell} lets the next run start"));
+        out.warn_with_hint(
+            &text,
+            &format!(
+                "if the store's clock was set back, dlock forget {shell} lets the next run start"
+            ),
+        );
         Syslog::default().warn_of(settings.log, out, &text);
     }
 }
 
 /// Warns of a lock that has been held for too long, unless another process warned already.
-pub(super) async fn warn_of_long_hold(backend: &mut dyn Backend, settings: &RunSettings, key: &Key, out: &Output, busy: &Busy) {
-    let Some(holder) = busy.holders.first() else { return };
-    let (Some(after), Some(held), Some(fence)) = (settings.policy.warn_held, holder.held_for, holder.fence) else { return };
+pub(super) async fn warn_of_long_hold(
+    backend: &mut dyn Backend,
+    settings: &RunSettings,
+    key: &Key,
+    out: &Output,
+    busy: &Busy,
+) {
+    let Some(holder) = busy.holders.first() else {
+        return;
+    };
+    let (Some(after), Some(held), Some(fence)) =
+        (settings.policy.warn_held, holder.held_for, holder.fence)
+    else {
+        return;
+    };
     if may_warn(backend, key, fence, held, after).await {
-        let text = format!("{}: {} has had the lock for {}: does it hang?", key.escaped(), output::holder(holder), age(held));
+        let text = format!(
+            "{}: {} has had the lock for {}: does it hang?",
+            key.escaped(),
+            output::holder(holder),
+            age(held)
+        );
         let key = output::shell(key);
         out.warn_with_hint(&text, &format!("dlock inspect {key} tells more, dlock break {key} stops it, --warn-held 0 is silent"));
         Syslog::default().warn_of(settings.log, out, &text);

@@ -12,7 +12,8 @@ use crate::{
 
 /// How long dlock waits for hooks before it exits. The lock is free already.
 const AT_END: Duration = Duration::from_secs(5);
-/// The variable that is set for a hook. A `dlock run` started by a hook has no hooks, to avoid endless recursion.
+/// The variable that is set for a hook. A `dlock run` started by a hook has no hooks, to avoid
+/// endless recursion.
 const VARIABLE: &str = "DLOCK_EVENT";
 
 /// The events of one run.
@@ -28,15 +29,29 @@ pub(super) struct Events<'a> {
 impl<'a> Events<'a> {
     /// Starts the hook process, if there is a hook. Call it before anything is opened.
     pub(super) fn new(settings: &'a RunSettings, context: &Context, store: &str) -> Self {
-        let line = settings.on_event.as_deref().filter(|_| std::env::var_os(VARIABLE).is_none());
+        let line = settings
+            .on_event
+            .as_deref()
+            .filter(|_| std::env::var_os(VARIABLE).is_none());
         let mut failures = Vec::new();
         let hooks = line.and_then(|line| {
             let forked = fork_hooks(line.as_ref(), &settings.kept_variables);
-            forked.map_err(|error| failures.push(format!("none can be started: {}", plain(&error)))).ok()
+            forked
+                .map_err(|error| failures.push(format!("none can be started: {}", plain(&error))))
+                .ok()
         });
-        let us = hooks.is_some().then(|| collect_metadata(context.host.as_deref(), None, None));
+        let us = hooks
+            .is_some()
+            .then(|| collect_metadata(context.host.as_deref(), None, None));
         let (sent, failures) = (RefCell::default(), RefCell::new(failures));
-        Self { settings, store: store.to_owned(), us: us.filter(|_| settings.metadata), hooks, sent, failures }
+        Self {
+            settings,
+            store: store.to_owned(),
+            us: us.filter(|_| settings.metadata),
+            hooks,
+            sent,
+            failures,
+        }
     }
 
     /// Reports that dlock holds the lock and is about to start the command.
@@ -56,31 +71,66 @@ impl<'a> Events<'a> {
 
     /// Reports that the run is over, or did not begin.
     pub(super) fn over(&self, verdict: &Verdict) {
-        let event = if self.sent.borrow().contains(&RunEvent::Acquired) { RunEvent::Ended } else { RunEvent::of(verdict) };
+        let event = if self.sent.borrow().contains(&RunEvent::Acquired) {
+            RunEvent::Ended
+        } else {
+            RunEvent::of(verdict)
+        };
         self.tell(event, verdict.fence, None, Some(verdict));
     }
 
-    fn tell(&self, event: RunEvent, fence: Option<Fence>, reason: Option<&str>, verdict: Option<&Verdict>) {
+    fn tell(
+        &self,
+        event: RunEvent,
+        fence: Option<Fence>,
+        reason: Option<&str>,
+        verdict: Option<&Verdict>,
+    ) {
         let Some(hooks) = &self.hooks else { return };
         if self.sent.borrow().contains(&event) {
             return;
         }
         self.sent.borrow_mut().push(event);
         let key = &self.settings.key;
-        let report = EventReport { event, key, backend: &self.store, us: self.us.as_ref(), fence, reason, verdict };
-        let mut variables = vec![(VARIABLE.into(), event.name().into()), ("DLOCK_KEY".into(), key.to_string())];
-        variables.extend(verdict.map(|verdict| ("DLOCK_STATUS".into(), verdict.status.to_string())));
-        if let Err(error) = hooks.tell(&HookEvent { name: event.name().into(), json: report.json(), variables }) {
-            self.failures.borrow_mut().push(format!("{}: {}", event.name(), plain(&error)));
+        let report = EventReport {
+            event,
+            key,
+            backend: &self.store,
+            us: self.us.as_ref(),
+            fence,
+            reason,
+            verdict,
+        };
+        let mut variables = vec![
+            (VARIABLE.into(), event.name().into()),
+            ("DLOCK_KEY".into(), key.to_string()),
+        ];
+        variables
+            .extend(verdict.map(|verdict| ("DLOCK_STATUS".into(), verdict.status.to_string())));
+        if let Err(error) = hooks.tell(&HookEvent {
+            name: event.name().into(),
+            json: report.json(),
+            variables,
+        }) {
+            self.failures
+                .borrow_mut()
+                .push(format!("{}: {}", event.name(), plain(&error)));
         }
     }
 
     /// Waits up to `AT_END` for hooks that still run, and warns of failed hooks.
     pub(super) fn finish(self, out: &Output) {
         let mut failures = self.failures.into_inner();
-        failures.extend(self.hooks.map(|hooks| hooks.finish(AT_END)).unwrap_or_default());
+        failures.extend(
+            self.hooks
+                .map(|hooks| hooks.finish(AT_END))
+                .unwrap_or_default(),
+        );
         for failure in failures {
-            out.warn(&format!("{}: --on-event: {failure}", self.settings.key.escaped()));
+            out.warn(&format!(
+                "{}: --on-event: {failure}",
+                self.settings.key.escaped()
+            ));
         }
     }
 }

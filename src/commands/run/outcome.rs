@@ -1,7 +1,9 @@
-//! The verdict on a run that was granted its locks: one table decides its result, its history entry and its run record.
+//! The verdict on a run that was granted its locks: one table decides its result, its history entry
+//! and its run record.
 //!
-//! A run counts from the moment its command is executed. What the command did by itself before dlock's first TERM stands, whatever came
-//! later. What it did after that TERM is not known to be its work: many commands end with 0 when they are told to stop.
+//! A run counts from the moment its command is executed. What the command did by itself before
+//! dlock's first TERM stands, whatever came later. What it did after that TERM is not known to be
+//! its work: many commands end with 0 when they are told to stop.
 
 use crate::{
     exit,
@@ -61,14 +63,27 @@ pub(super) fn outcome(fate: Fate, disturbance: Disturbance, not_executed: u8) ->
         (_, Fate::NotExecuted) => (RunResult::Error, not_executed, End::NotStarted),
         (Disturbance::Lost, _) => (RunResult::Lost, exit::LOST, End::Lost),
         (Disturbance::Broken, _) => (RunResult::Broken, exit::LOST, End::Broken),
-        (Disturbance::TimedOut, _) => (RunResult::TimedOut, exit::TIMED_OUT, End::Exited(exit::TIMED_OUT)),
+        (Disturbance::TimedOut, _) => (
+            RunResult::TimedOut,
+            exit::TIMED_OUT,
+            End::Exited(exit::TIMED_OUT),
+        ),
         (Disturbance::None, Fate::Ended(end) | Fate::Stopped(end)) => match end {
             CommandEnd::Exited(status) => (RunResult::Ok, status, End::Exited(status)),
-            CommandEnd::Signalled(signal) => (RunResult::Ok, exit::signalled(signal), End::Signalled(signal)),
+            CommandEnd::Signalled(signal) => (
+                RunResult::Ok,
+                exit::signalled(signal),
+                End::Signalled(signal),
+            ),
         },
         (Disturbance::None, Fate::Unseen) => (RunResult::Ok, exit::LOST, End::Released),
     };
-    Outcome { result, status, end, state }
+    Outcome {
+        result,
+        status,
+        end,
+        state,
+    }
 }
 
 #[cfg(test)]
@@ -86,10 +101,20 @@ mod tests {
     }
 
     fn fates() -> impl Strategy<Value = Fate> {
-        prop_oneof![Just(Fate::NotExecuted), Just(Fate::Unseen), ends().prop_map(Fate::Ended), ends().prop_map(Fate::Stopped)]
+        prop_oneof![
+            Just(Fate::NotExecuted),
+            Just(Fate::Unseen),
+            ends().prop_map(Fate::Ended),
+            ends().prop_map(Fate::Stopped)
+        ]
     }
 
-    const DISTURBANCES: [Disturbance; 4] = [Disturbance::None, Disturbance::TimedOut, Disturbance::Broken, Disturbance::Lost];
+    const DISTURBANCES: [Disturbance; 4] = [
+        Disturbance::None,
+        Disturbance::TimedOut,
+        Disturbance::Broken,
+        Disturbance::Lost,
+    ];
 
     proptest! {
         #[test]
@@ -101,7 +126,8 @@ mod tests {
             if matches!(disturbance, Disturbance::Lost | Disturbance::Broken) {
                 prop_assert!(status != 0 && result != RunResult::Ok && end.is_bad());
             }
-            // Only a command that ended with 0 by itself did its work, and that is never recorded as a failure.
+            // Only a command that ended with 0 by itself did its work, and that is never recorded
+            // as a failure.
             prop_assert_eq!(state == RunState::Ok, finished(CommandEnd::Exited(0)));
             prop_assert_eq!(state == RunState::Cancelled, fate == Fate::NotExecuted);
             prop_assert!(state != RunState::Started);
@@ -149,7 +175,11 @@ mod tests {
         ];
         for (fate, disturbance, status, state) in rows {
             let found = outcome(fate, disturbance, 126);
-            assert_eq!((found.status, found.state), (status, state), "{fate:?} {disturbance:?}");
+            assert_eq!(
+                (found.status, found.state),
+                (status, state),
+                "{fate:?} {disturbance:?}"
+            );
         }
     }
 }

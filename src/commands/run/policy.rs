@@ -7,8 +7,8 @@ use crate::lock::{Once, Rule, RunPolicy, length};
 /// How often a key's command may run, and how close together runs may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicySettings {
-    /// How long after the start of a run tries from other hosts are denied; for a lock that was taken without waiting.
-    /// `None` if there is no skew guard, or this run waits or shares.
+    /// How long after the start of a run tries from other hosts are denied; for a lock that was
+    /// taken without waiting. `None` if there is no skew guard, or this run waits or shares.
     pub skew_guard: Option<Duration>,
     /// How long the lock is kept at least, from its start and against every host.
     pub at_least: Option<Duration>,
@@ -56,12 +56,27 @@ impl PolicySettings {
     /// The default age from which skipped runs warn of a hold.
     pub const WARN_HELD: Duration = Duration::from_secs(3600);
 
-    /// Returns the run policy that the store checks, for a run at `place`; `None` if there is nothing to check or record.
+    /// Returns the run policy that the store checks, for a run at `place`; `None` if there is
+    /// nothing to check or record.
     pub fn run_policy(&self, place: String) -> Option<RunPolicy> {
         let again = self.frequency.again();
-        let once = |window| Once { window, retry_failed: again.failed, retry_crashed: again.crashed };
-        let (skew_guard, at_least, once) = (self.skew_guard, self.at_least, self.frequency.window().map(once));
-        let run_policy = RunPolicy { place, skew_guard, at_least, once, anyway: self.anyway.is_some() };
+        let once = |window| Once {
+            window,
+            retry_failed: again.failed,
+            retry_crashed: again.crashed,
+        };
+        let (skew_guard, at_least, once) = (
+            self.skew_guard,
+            self.at_least,
+            self.frequency.window().map(once),
+        );
+        let run_policy = RunPolicy {
+            place,
+            skew_guard,
+            at_least,
+            once,
+            anyway: self.anyway.is_some(),
+        };
         Some(run_policy).filter(|run_policy| run_policy.anyway || run_policy.record_anything())
     }
 
@@ -77,7 +92,8 @@ impl PolicySettings {
 impl Frequency {
     /// Returns how long the last start counts: no run may start while the last start is younger.
     ///
-    /// The window of a period is half of it: two ticks of a schedule that are closer together count as one.
+    /// The window of a period is half of it: two ticks of a schedule that are closer together count
+    /// as one.
     pub fn window(&self) -> Option<Duration> {
         match self {
             Self::Always => None,
@@ -117,24 +133,49 @@ pub struct PolicyArgs {
     #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub reason: Option<String>,
     /// Refuse tries from other hosts for D after the start, since clocks differ [5s]
-    #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "D",
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     pub skew_guard: Option<String>,
     /// Keep the lock for at least D from its start
-    #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "D",
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     pub at_least: Option<String>,
     /// Retry until one run succeeds, then refuse for as long as --keep says
     #[arg(long, hide_short_help = true)]
     pub once: bool,
     /// How long the success of --once is remembered
-    #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "D",
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     pub keep: Option<String>,
     /// How often a failed run may be repeated [0 with --once-per, no limit with --once]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     pub retry_failed: Option<String>,
     /// Repeat a run with an unknown outcome (--once-per, --once)
     #[arg(long, hide_short_help = true)]
     pub retry_crashed: bool,
     /// Warn if the lock that makes this run skip has been held for longer [1h]
-    #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "D",
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     pub warn_held: Option<String>,
 }

@@ -15,18 +15,35 @@ use crate::{
     output::ReleaseResult,
 };
 
-/// How long dlock tries to release, or to record the loss, in a store that stopped confirming a lease: it may recover.
+/// How long dlock tries to release, or to record the loss, in a store that stopped confirming a
+/// lease: it may recover.
 const AFTERWARDS: Duration = Duration::from_secs(3);
 /// The same limit if the lease is already over.
 const LAST_TRY: Duration = Duration::from_secs(1);
 
 impl Job<'_> {
     /// Releases the locks. Returns the worst outcome.
-    pub(super) async fn release_all(&self, holds: &mut [JobLock], info: &ReleaseInfo, watch: &mut RunWatch<'_>) -> Option<ReleaseResult> {
+    pub(super) async fn release_all(
+        &self,
+        holds: &mut [JobLock],
+        info: &ReleaseInfo,
+        watch: &mut RunWatch<'_>,
+    ) -> Option<ReleaseResult> {
         let lost = watch.lost.is_some();
-        let back = join_all(holds.iter_mut().map(|hold| self.release(hold, info.clone(), lost))).await;
+        let back = join_all(
+            holds
+                .iter_mut()
+                .map(|hold| self.release(hold, info.clone(), lost)),
+        )
+        .await;
         let mut worst = None;
-        for (JobLock { lease, standing, .. }, released) in holds.iter_mut().zip(back) {
+        for (
+            JobLock {
+                lease, standing, ..
+            },
+            released,
+        ) in holds.iter_mut().zip(back)
+        {
             let Some(released) = released else { continue };
             let release_result = watch.released(&lease.key, released);
             if release_result == ReleaseResult::Yes {
@@ -38,16 +55,30 @@ impl Job<'_> {
     }
 
     /// Releases one of the locks, unless the store has said that dlock does not hold it.
-    async fn release(&self, hold: &mut JobLock, mut info: ReleaseInfo, lost: bool) -> Option<Released> {
-        let JobLock { backend, lease, standing } = hold;
+    async fn release(
+        &self,
+        hold: &mut JobLock,
+        mut info: ReleaseInfo,
+        lost: bool,
+    ) -> Option<Released> {
+        let JobLock {
+            backend,
+            lease,
+            standing,
+        } = hold;
         if *standing == Ownership::Gone {
             return None;
         }
-        // Starts are recorded with the job's own lock; a nested run is part of the run around it, whose start was recorded.
+        // Starts are recorded with the job's own lock; a nested run is part of the run around it,
+        // whose start was recorded.
         let own = lease.key == self.settings.key && lease.holds == 1;
         info.run_state = info.run_state.filter(|state| own && self.counts(*state));
-        let limits = if info.run_state.is_some_and(|state| state != RunState::Unknown) {
-            // Try to record the outcome until the lease ends: a missing record could cause a wrong repeat, or none at all.
+        let limits = if info
+            .run_state
+            .is_some_and(|state| state != RunState::Unknown)
+        {
+            // Try to record the outcome until the lease ends: a missing record could cause a wrong
+            // repeat, or none at all.
             let left = lease.t0.plus(lease.ttl.get()).since(BootClock.now());
             Limits::of(self.context.answer.max(left))
         } else if lost {
@@ -55,28 +86,59 @@ impl Job<'_> {
         } else {
             self.context.limits()
         };
-        Some(release(&mut **backend, &BootClock, &lease.key, &lease.token, &info, limits.once_answered()).await)
+        Some(
+            release(
+                &mut **backend,
+                &BootClock,
+                &lease.key,
+                &lease.token,
+                &info,
+                limits.once_answered(),
+            )
+            .await,
+        )
     }
 
-    /// Whether the store needs to know this outcome. A cooldown counts whatever became of a command that was executed.
+    /// Whether the store needs to know this outcome. A cooldown counts whatever became of a command
+    /// that was executed.
     fn counts(&self, state: RunState) -> bool {
         let policy = &self.settings.policy;
-        policy.frequency != Frequency::Always || state == RunState::Cancelled && (policy.skew_guard.is_some() || policy.at_least.is_some())
+        policy.frequency != Frequency::Always
+            || state == RunState::Cancelled
+                && (policy.skew_guard.is_some() || policy.at_least.is_some())
     }
 
-    /// Records how unreleased holds were lost. For released holds, the release carried that information.
-    pub(super) async fn note_losses(&self, holds: &mut [JobLock], how: &str, ran: Duration, ended: BootTime) {
-        let untold = holds.iter_mut().filter(|hold| hold.standing != Ownership::Released);
+    /// Records how unreleased holds were lost. For released holds, the release carried that
+    /// information.
+    pub(super) async fn note_losses(
+        &self,
+        holds: &mut [JobLock],
+        how: &str,
+        ran: Duration,
+        ended: BootTime,
+    ) {
+        let untold = holds
+            .iter_mut()
+            .filter(|hold| hold.standing != Ownership::Released);
         let answer = ended.plus(AFTERWARDS).since(BootClock.now()).max(LAST_TRY);
         join_all(untold.map(|hold| self.note_loss(hold, how, ran, Limits::of(answer)))).await;
     }
 
-    /// Records in the store how the hold was lost. The store may not answer, which may have been the reason of the loss.
-    async fn note_loss(&self, JobLock { backend, lease, .. }: &mut JobLock, how: &str, ran: Duration, limits: Limits<'_>) {
+    /// Records in the store how the hold was lost. The store may not answer, which may have been
+    /// the reason of the loss.
+    async fn note_loss(
+        &self,
+        JobLock { backend, lease, .. }: &mut JobLock,
+        how: &str,
+        ran: Duration,
+        limits: Limits<'_>,
+    ) {
         let ended_ms = wall_ms();
         let past = HistoryEntry {
             fence: Some(lease.fence),
-            started_ms: u64::try_from(ran.as_millis()).ok().map(|ran| ended_ms.saturating_sub(ran)),
+            started_ms: u64::try_from(ran.as_millis())
+                .ok()
+                .map(|ran| ended_ms.saturating_sub(ran)),
             ended_ms: Some(ended_ms),
             end: lock::End::Lost,
             why: Some(how.to_owned()),

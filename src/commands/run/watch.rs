@@ -17,7 +17,10 @@ use crate::{
     lease::{BootClock, Budget, Released, wall_ms},
     lock::{BootTime, Break, Error, Key, ReleaseInfo, Scope},
     output::{ReleaseResult, age, drain},
-    supervise::{CannotStart, CapturedOutput, Ended, Event, OnLost, Signal, StopReason, Supervisor, has_keyboard, process_name, stop_self},
+    supervise::{
+        CannotStart, CapturedOutput, Ended, Event, OnLost, Signal, StopReason, Supervisor,
+        has_keyboard, process_name, stop_self,
+    },
 };
 
 /// How long after Ctrl-Z a command may take to stop itself.
@@ -83,7 +86,12 @@ pub(super) struct RunWatch<'a> {
 }
 
 impl<'a> RunWatch<'a> {
-    pub(super) fn new(settings: &'a RunSettings, context: &'a Context, events: &'a Events<'a>, budget: Budget) -> Self {
+    pub(super) fn new(
+        settings: &'a RunSettings,
+        context: &'a Context,
+        events: &'a Events<'a>,
+        budget: Budget,
+    ) -> Self {
         let term_at = BootClock::read();
         Self {
             settings,
@@ -125,7 +133,9 @@ impl<'a> RunWatch<'a> {
             Event::TimeUp => self.time_up(),
             Event::DeadlineTerm => {
                 if self.lost.is_none() {
-                    self.lost_by_guardian("the guardian heard of no renewal in time: was dlock stopped?");
+                    self.lost_by_guardian(
+                        "the guardian heard of no renewal in time: was dlock stopped?",
+                    );
                 }
             }
             Event::Unkillable { pid, why } => {
@@ -137,11 +147,23 @@ impl<'a> RunWatch<'a> {
             }
             Event::Gone { pid } => self.stuck.retain(|stuck| *stuck != pid),
             Event::GuardianLost { frozen } => {
-                let what = if frozen { "did not answer" } else { "was killed" };
-                self.lose(&self.settings.key, &format!("the guardian {what}, and the command with it"));
+                let what = if frozen {
+                    "did not answer"
+                } else {
+                    "was killed"
+                };
+                self.lose(
+                    &self.settings.key,
+                    &format!("the guardian {what}, and the command with it"),
+                );
             }
             Event::Ended(ended) => {
-                if self.lost.is_none() && matches!(ended.stopped, Some(StopReason::Deadline | StopReason::Lost | StopReason::Guardian)) {
+                if self.lost.is_none()
+                    && matches!(
+                        ended.stopped,
+                        Some(StopReason::Deadline | StopReason::Lost | StopReason::Guardian)
+                    )
+                {
                     self.lost_by_guardian("the command had to be stopped");
                 }
                 if ended.stopped == Some(StopReason::TimeUp) {
@@ -153,7 +175,8 @@ impl<'a> RunWatch<'a> {
         None
     }
 
-    /// Whether the event reports an expired lease with an unknown reason. The renewals know the reason, but may be late too.
+    /// Whether the event reports an expired lease with an unknown reason. The renewals know the
+    /// reason, but may be late too.
     pub(super) fn is_unexplained(&self, event: &Event) -> bool {
         let late = match event {
             Event::DeadlineTerm => true,
@@ -171,10 +194,13 @@ impl<'a> RunWatch<'a> {
         }
     }
 
-    /// Returns an unkillable process that outlives the lost lease: waiting for such a process protects nothing.
-    /// Before the end of the lease, the process may just be slow to die.
+    /// Returns an unkillable process that outlives the lost lease: waiting for such a process
+    /// protects nothing. Before the end of the lease, the process may just be slow to die.
     pub(super) fn outlived_by(&self, now: BootTime) -> Option<i32> {
-        self.stuck.first().copied().filter(|_| self.lost.is_some() && now >= self.ends_at)
+        self.stuck
+            .first()
+            .copied()
+            .filter(|_| self.lost.is_some() && now >= self.ends_at)
     }
 
     /// Whether an unkillable process exists and may outlive the lost lease.
@@ -182,12 +208,19 @@ impl<'a> RunWatch<'a> {
         self.lost.is_some() && !self.stuck.is_empty()
     }
 
-    /// Stops dlock with a command that was stopped from the terminal. Call it after all pending events are handled.
+    /// Stops dlock with a command that was stopped from the terminal. Call it after all pending
+    /// events are handled.
     pub(super) fn stop_with_command(&mut self, supervisor: &mut Supervisor) {
-        let Some(mut signal) = self.stopped else { return };
+        let Some(mut signal) = self.stopped else {
+            return;
+        };
         if signal == rustix::process::Signal::STOP.as_raw() {
-            // A debugger, cpulimit or an administrator sent STOP; or the program stopped itself after Ctrl-Z.
-            if self.asked_to_stop.is_none_or(|at| BootClock::read().since(at) >= STOPS_WITHIN) {
+            // A debugger, cpulimit or an administrator sent STOP; or the program stopped itself
+            // after Ctrl-Z.
+            if self
+                .asked_to_stop
+                .is_none_or(|at| BootClock::read().since(at) >= STOPS_WITHIN)
+            {
                 return;
             }
             signal = rustix::process::Signal::TSTP.as_raw();
@@ -199,7 +232,10 @@ impl<'a> RunWatch<'a> {
 
     fn warn_of_the_stop(&self) {
         let left = self.term_at.since(BootClock::read());
-        self.warn(&format!("stopped; the lock is lost unless this goes on within {}", age(left)));
+        self.warn(&format!(
+            "stopped; the lock is lost unless this goes on within {}",
+            age(left)
+        ));
         drain(LAST_WORD);
     }
 
@@ -215,7 +251,11 @@ impl<'a> RunWatch<'a> {
         if self.outlived && signal.ends_wait() {
             // The command has ended, so the terminal's keys are for dlock: Ctrl-C must end the run.
             let again = std::mem::replace(&mut self.told_to_end, true);
-            return supervisor.stop(if again { Duration::ZERO } else { self.budget.grace() });
+            return supervisor.stop(if again {
+                Duration::ZERO
+            } else {
+                self.budget.grace()
+            });
         }
         if signal.from_terminal && signal.ends_wait() {
             self.reraise = Some(signal.number);
@@ -228,7 +268,8 @@ impl<'a> RunWatch<'a> {
         }
     }
 
-    /// Reports that the guardian stopped the command. The reason is the renewals' one, if known, else `otherwise`.
+    /// Reports that the guardian stopped the command. The reason is the renewals' one, if known,
+    /// else `otherwise`.
     fn lost_by_guardian(&mut self, otherwise: &str) {
         let how = self.unconfirmed.take();
         self.lose(&self.settings.key, how.as_deref().unwrap_or(otherwise));
@@ -245,16 +286,27 @@ impl<'a> RunWatch<'a> {
             OnLost::Continue => "the command runs on without the lock, as --on-lost continue says",
             OnLost::Kill | OnLost::Signal(_) => "the command is being stopped",
         };
-        let hint = format!("{what}; dlock inspect {} shows its holder", crate::output::shell(key));
+        let hint = format!(
+            "{what}; dlock inspect {} shows its holder",
+            crate::output::shell(key)
+        );
         self.context.out.lost(key, how, &hint);
         self.events.lost(how);
-        self.lost.get_or_insert_with(|| if self.settings.also.is_empty() { how.to_owned() } else { format!("{}: {how}", key.escaped()) });
+        self.lost.get_or_insert_with(|| {
+            if self.settings.also.is_empty() {
+                how.to_owned()
+            } else {
+                format!("{}: {how}", key.escaped())
+            }
+        });
     }
 
     /// Reports that the command reached its maximum runtime.
     fn time_up(&mut self) {
         if !std::mem::replace(&mut self.timed_out, true) {
-            self.context.out.timed_out(&self.settings.key, &self.settings.max_runtime());
+            self.context
+                .out
+                .timed_out(&self.settings.key, &self.settings.max_runtime());
         }
     }
 
@@ -267,7 +319,12 @@ impl<'a> RunWatch<'a> {
 
     /// Returns the release info of the hold, for the history.
     pub(super) fn info(&self, scope: Scope, end: &SupervisionEnd, ran: Duration) -> ReleaseInfo {
-        let Outcome { status, end: how, state, .. } = self.outcome(end);
+        let Outcome {
+            status,
+            end: how,
+            state,
+            ..
+        } = self.outcome(end);
         let why = match (end, self.disturbance()) {
             (SupervisionEnd::NotStarted(_, why, _), _) => Some(why.clone()),
             (_, Disturbance::Lost) => self.lost.clone(),
@@ -275,7 +332,11 @@ impl<'a> RunWatch<'a> {
             (_, Disturbance::TimedOut) => Some(self.settings.max_runtime()),
             (_, Disturbance::None) => None,
         };
-        let why = if status == exit::OK { why } else { self.reason(why) };
+        let why = if status == exit::OK {
+            why
+        } else {
+            self.reason(why)
+        };
         ReleaseInfo {
             scope,
             end: Some(how),
@@ -288,15 +349,30 @@ impl<'a> RunWatch<'a> {
 
     /// Returns the verdict on the run, as far as it is known.
     pub(super) fn outcome(&self, end: &SupervisionEnd) -> Outcome {
-        let not_executed = if let SupervisionEnd::NotStarted(status, ..) = end { *status } else { exit::INTERNAL };
+        let not_executed = if let SupervisionEnd::NotStarted(status, ..) = end {
+            *status
+        } else {
+            exit::INTERNAL
+        };
         let fate = match end {
             SupervisionEnd::NotStarted(..) => Fate::NotExecuted,
-            SupervisionEnd::Ended(Ended { outcome: Some(outcome), by_itself, .. }) => {
+            SupervisionEnd::Ended(Ended {
+                outcome: Some(outcome),
+                by_itself,
+                ..
+            }) => {
                 // With `continue` no signal ends a command that has lost its lock.
-                let under_the_lock = self.lost.is_none() || self.settings.on_lost != OnLost::Continue;
-                if *by_itself && under_the_lock { Fate::Ended((*outcome).into()) } else { Fate::Stopped((*outcome).into()) }
+                let under_the_lock =
+                    self.lost.is_none() || self.settings.on_lost != OnLost::Continue;
+                if *by_itself && under_the_lock {
+                    Fate::Ended((*outcome).into())
+                } else {
+                    Fate::Stopped((*outcome).into())
+                }
             }
-            SupervisionEnd::Ended(Ended { outcome: None, .. }) | SupervisionEnd::Unkillable(_) => Fate::Unseen,
+            SupervisionEnd::Ended(Ended { outcome: None, .. }) | SupervisionEnd::Unkillable(_) => {
+                Fate::Unseen
+            }
         };
         outcome(fate, self.disturbance(), not_executed)
     }
@@ -324,7 +400,11 @@ impl<'a> RunWatch<'a> {
 
     /// Reports that the lock is lost while this process of the tree is still alive.
     pub(super) fn give_up_on(&mut self, pid: i32) {
-        let what = if pid == 0 { "what the command started".to_owned() } else { format!("process {pid}") };
+        let what = if pid == 0 {
+            "what the command started".to_owned()
+        } else {
+            format!("process {pid}")
+        };
         let what = format!("{what} could not be killed, and runs on without the lock");
         self.warn(&what);
         if let Some(how) = &mut self.lost {
@@ -334,7 +414,9 @@ impl<'a> RunWatch<'a> {
     }
 
     pub(super) fn tell_leftover(&mut self) {
-        let Some((_, pids)) = self.leftover.take() else { return };
+        let Some((_, pids)) = self.leftover.take() else {
+            return;
+        };
         let named = |pid: &i32| Some(format!("{} (pid {pid})", process_name(*pid)?));
         let named: Vec<String> = pids.iter().filter_map(named).collect();
         let what = match &*named {
@@ -344,13 +426,22 @@ impl<'a> RunWatch<'a> {
             some => format!("{} and {} more are", some[..3].join(", "), some.len() - 3),
         };
         let beforehand = "--leftover kill|leave decides beforehand";
-        let hint = if has_keyboard() { format!("Ctrl-C stops it; {beforehand}") } else { beforehand.to_owned() };
-        let text = format!("{}: {what} still running: the lock stays held", self.settings.key.escaped());
+        let hint = if has_keyboard() {
+            format!("Ctrl-C stops it; {beforehand}")
+        } else {
+            beforehand.to_owned()
+        };
+        let text = format!(
+            "{}: {what} still running: the lock stays held",
+            self.settings.key.escaped()
+        );
         self.context.out.warn_with_hint(&text, &hint);
     }
 
     pub(super) fn warn(&self, what: &str) {
-        self.context.out.warn(&format!("{}: {what}", self.settings.key.escaped()));
+        self.context
+            .out
+            .warn(&format!("{}: {what}", self.settings.key.escaped()));
     }
 
     /// Reports the result of the release.
@@ -366,9 +457,16 @@ impl<'a> RunWatch<'a> {
             }
             Released::Untold(error) => {
                 if self.lost.is_none() {
-                    let mut hint = format!("dlock history {} does not tell how this run ended", crate::output::shell(key));
-                    if self.settings.policy.frequency != Frequency::Always && *key == self.settings.key {
-                        hint = format!("{hint}: a later run refuses to guess, or runs it again if told to by --retry-crashed");
+                    let mut hint = format!(
+                        "dlock history {} does not tell how this run ended",
+                        crate::output::shell(key)
+                    );
+                    if self.settings.policy.frequency != Frequency::Always
+                        && *key == self.settings.key
+                    {
+                        hint = format!(
+                            "{hint}: a later run refuses to guess, or runs it again if told to by --retry-crashed"
+                        );
                     }
                     self.context
                         .out
@@ -389,8 +487,14 @@ impl<'a> RunWatch<'a> {
     }
 
     fn not_started(&self, why: CannotStart) -> SupervisionEnd {
-        let program = self.settings.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let (text, hint) = unstartable::explain(why, &program, self.granted_in_time, self.settings.nonblock);
+        let program = self
+            .settings
+            .command
+            .first()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        let (text, hint) =
+            unstartable::explain(why, &program, self.granted_in_time, self.settings.nonblock);
         SupervisionEnd::NotStarted(why.status(), text, hint)
     }
 }

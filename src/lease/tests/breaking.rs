@@ -4,15 +4,34 @@ use super::*;
 use crate::lock::{Break, Fence};
 
 fn mark() -> Break {
-    Break { by: "ann@desk".into(), why: None, seen: false }
+    Break {
+        by: "ann@desk".into(),
+        why: None,
+        seen: false,
+    }
 }
 
 /// Breaks the hold as it is now.
 async fn broken(world: &LeaseWorld, fence: Fence, at_once: bool) -> BreakOutcome<()> {
     let (key, mark, state) = (key(), mark(), world.state().await);
     let seen = state.holders.first().expect("a holder");
-    let request = BreakRequest { key: &key, seen, fence, mark: &mark, at_once };
-    break_hold(&mut world.client(&[]), &world.clock, request, LIMITS, pending(), |_| ()).await.unwrap()
+    let request = BreakRequest {
+        key: &key,
+        seen,
+        fence,
+        mark: &mark,
+        at_once,
+    };
+    break_hold(
+        &mut world.client(&[]),
+        &world.clock,
+        request,
+        LIMITS,
+        pending(),
+        |_| (),
+    )
+    .await
+    .unwrap()
 }
 
 /// Its lease is extended by a repeated request, as that of a client which does not know marks.
@@ -20,7 +39,9 @@ async fn broken(world: &LeaseWorld, fence: Fence, at_once: bool) -> BreakOutcome
 async fn a_holder_without_an_answer_is_evicted_after_its_lease() {
     let world = LeaseWorld::new();
     let (mut client, request) = (world.client(&[]), request());
-    let Attempt::Granted(grant) = client.try_acquire(&request).await.unwrap() else { panic!("not free") };
+    let Attempt::Granted(grant) = client.try_acquire(&request).await.unwrap() else {
+        panic!("not free")
+    };
     tokio::time::sleep(secs(20)).await;
     let before = world.clock.now();
     let extending = async {
@@ -43,9 +64,15 @@ async fn a_holder_that_stops_its_command_has_all_the_time_it_needs() {
     let stopping = async {
         for _ in 0..10 {
             tokio::time::sleep(secs(10)).await;
-            client.renew(&lease.key, &lease.token, Intent::Drain).await.unwrap();
+            client
+                .renew(&lease.key, &lease.token, Intent::Drain)
+                .await
+                .unwrap();
         }
-        client.release(&lease.key, &lease.token, &Scope::Tree.into()).await.unwrap();
+        client
+            .release(&lease.key, &lease.token, &Scope::Tree.into())
+            .await
+            .unwrap();
     };
     let (outcome, ()) = tokio::join!(broken(&world, lease.fence, false), stopping);
     assert!(matches!(outcome, BreakOutcome::Over), "{outcome:?}");
@@ -62,5 +89,8 @@ async fn only_the_hold_that_was_seen_is_broken() {
     }
     assert!(!world.is_free().await);
     let outcome = broken(&world, lease.fence, true).await;
-    assert!(matches!(outcome, BreakOutcome::Evicted) && world.is_free().await, "{outcome:?}");
+    assert!(
+        matches!(outcome, BreakOutcome::Evicted) && world.is_free().await,
+        "{outcome:?}"
+    );
 }

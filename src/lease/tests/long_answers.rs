@@ -3,15 +3,28 @@
 use super::*;
 
 /// How `work` ended, after how long, and how many times it was tried.
-async fn ask_in_parts(work: impl AsyncFn(&Progress) -> Result<()>) -> (Option<String>, Duration, u32) {
+async fn ask_in_parts(
+    work: impl AsyncFn(&Progress) -> Result<()>,
+) -> (Option<String>, Duration, u32) {
     let world = LeaseWorld::new();
     let (began, mut tries) = (world.clock.now(), 0);
     let question = async |_: &mut dyn Backend, progress: &Progress| {
         tries += 1;
         work(progress).await
     };
-    let answer = ask_long(&mut world.client(&[]), &world.clock, LIMITS, ("list", None), question).await;
-    (answer.err().map(|error| error.message), world.clock.now().since(began), tries)
+    let answer = ask_long(
+        &mut world.client(&[]),
+        &world.clock,
+        LIMITS,
+        ("list", None),
+        question,
+    )
+    .await;
+    (
+        answer.err().map(|error| error.message),
+        world.clock.now().since(began),
+        tries,
+    )
 }
 
 async fn part_after(progress: &Progress, length: Duration) {
@@ -54,20 +67,30 @@ async fn a_long_answer_that_was_cut_off_is_asked_for_again_only_within_the_limit
             Err(Error::new(Kind::Unavailable, "connection reset"))
         })
         .await;
-        assert_eq!((error.as_deref(), tries), (Some("connection reset"), tries_meant), "{cut_off:?}");
+        assert_eq!(
+            (error.as_deref(), tries),
+            (Some("connection reset"), tries_meant),
+            "{cut_off:?}"
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_part_of_an_answer_ends_the_silence_that_is_shown() {
     let (world, silence) = (LeaseWorld::new(), Silence::default());
-    let limits = Limits { silence: Some(&silence), ..LIMITS };
+    let limits = Limits {
+        silence: Some(&silence),
+        ..LIMITS
+    };
     let began = world.clock.now();
     let shown = std::cell::RefCell::new(Vec::new());
     let show = || {
         let outage = silence.outage().expect("the answer is not complete");
         let until = outage.until.expect("a limit");
-        shown.borrow_mut().push((outage.since.since(began).as_secs(), until.since(began).as_secs()));
+        shown.borrow_mut().push((
+            outage.since.since(began).as_secs(),
+            until.since(began).as_secs(),
+        ));
     };
     let question = async |_: &mut dyn Backend, progress: &Progress| {
         show();
@@ -76,7 +99,15 @@ async fn a_part_of_an_answer_ends_the_silence_that_is_shown() {
         show();
         Ok(())
     };
-    ask_long(&mut world.client(&[]), &world.clock, limits, ("list", None), question).await.unwrap();
+    ask_long(
+        &mut world.client(&[]),
+        &world.clock,
+        limits,
+        ("list", None),
+        question,
+    )
+    .await
+    .unwrap();
     assert_eq!(shown.take(), [(0, 5), (4, 9)]);
     assert!(silence.outage().is_none());
 }

@@ -27,9 +27,10 @@ use super::*;
 use crate::{
     backends::memory::{Memory, MemoryStore},
     lock::{
-        Admin, Amendment, Attempt, Backend, Busy, Check, Effect, Entry, Error, Fence, Finding, Grant, Grants, History, Identity, Intent,
-        Kind, LockState, Mode, Namespace, Once, Origin, Pace, Progress, Release, ReleaseInfo, Renewal, Request, Result, Role, Rule,
-        RunPolicy, RunState, Scope, ServerTime, Tether, Wake, Which,
+        Admin, Amendment, Attempt, Backend, Busy, Check, Effect, Entry, Error, Fence, Finding,
+        Grant, Grants, History, Identity, Intent, Kind, LockState, Mode, Namespace, Once, Origin,
+        Pace, Progress, Release, ReleaseInfo, Renewal, Request, Result, Role, Rule, RunPolicy,
+        RunState, Scope, ServerTime, Tether, Wake, Which,
     },
 };
 
@@ -78,7 +79,8 @@ struct Faulty {
     connecting: VecDeque<Option<CallFault>>,
     /// Whether a connection is open.
     connected: Rc<Cell<bool>>,
-    /// The answers to attempts, of which the last is given from then on. Without any, the store answers.
+    /// The answers to attempts, of which the last is given from then on. Without any, the store
+    /// answers.
     planned: VecDeque<Attempt>,
     /// How long each wait was to last.
     waits: Rc<RefCell<Vec<Duration>>>,
@@ -94,17 +96,29 @@ struct Faulty {
 }
 
 impl Faulty {
-    async fn meet<T>(&mut self, name: &'static str, call: impl AsyncFnOnce(&mut Memory) -> Result<T>) -> Result<T> {
+    async fn meet<T>(
+        &mut self,
+        name: &'static str,
+        call: impl AsyncFnOnce(&mut Memory) -> Result<T>,
+    ) -> Result<T> {
         self.calls.borrow_mut().push(name);
-        let faults = if name == "leave" { &self.leaving } else { &self.faults };
+        let faults = if name == "leave" {
+            &self.leaving
+        } else {
+            &self.faults
+        };
         let fault = faults.borrow_mut().pop_front().flatten();
         let lost = || Error::new(Kind::Unavailable, "connection reset");
         match fault {
             None => call(&mut self.inner).await,
             Some(CallFault::Refused) => Err(lost()),
             Some(CallFault::Denied) => Err(Error::new(Kind::Denied, "no rights")),
-            Some(CallFault::WrongServer) => Err(Error::new(Kind::Config, "a replica").origin(Origin::WrongServer)),
-            Some(CallFault::NoAddress) => Err(Error::new(Kind::Unavailable, "no address").origin(Origin::Resolver)),
+            Some(CallFault::WrongServer) => {
+                Err(Error::new(Kind::Config, "a replica").origin(Origin::WrongServer))
+            }
+            Some(CallFault::NoAddress) => {
+                Err(Error::new(Kind::Unavailable, "no address").origin(Origin::Resolver))
+            }
             Some(CallFault::Hangs) => pending().await,
             Some(CallFault::AnswerLost) => {
                 call(&mut self.inner).await?;
@@ -145,7 +159,10 @@ impl Admin for Faulty {
 #[async_trait(?Send)]
 impl Backend for Faulty {
     fn identity(&self) -> Identity {
-        Identity { has_other_servers: self.other_servers, ..self.inner.identity() }
+        Identity {
+            has_other_servers: self.other_servers,
+            ..self.inner.identity()
+        }
     }
     async fn connect(&mut self, _: &Request) -> Result<()> {
         match self.connecting.pop_front().flatten() {
@@ -161,9 +178,16 @@ impl Backend for Faulty {
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
         if self.transient > 0 {
             self.transient -= 1;
-            return Ok(Attempt::Busy(Busy { transient: true, ..Busy::default() }));
+            return Ok(Attempt::Busy(Busy {
+                transient: true,
+                ..Busy::default()
+            }));
         }
-        let planned = if self.planned.len() > 1 { self.planned.pop_front() } else { self.planned.front().cloned() };
+        let planned = if self.planned.len() > 1 {
+            self.planned.pop_front()
+        } else {
+            self.planned.front().cloned()
+        };
         let answer = async |inner: &mut Memory| match planned {
             Some(attempt) => Ok(attempt),
             None => inner.try_acquire(request).await,
@@ -180,17 +204,30 @@ impl Backend for Faulty {
             tokio::time::sleep(at_most).await;
             return Ok(Wake::TimedOut);
         }
-        let at_most = if self.transient > 0 { Duration::from_millis(5) } else { at_most };
+        let at_most = if self.transient > 0 {
+            Duration::from_millis(5)
+        } else {
+            at_most
+        };
         self.inner.wait(request, at_most).await
     }
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        self.meet("leave", async |inner: &mut Memory| inner.leave_queue(request).await).await
+        self.meet("leave", async |inner: &mut Memory| {
+            inner.leave_queue(request).await
+        })
+        .await
     }
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
-        self.meet("renew", async |inner: &mut Memory| inner.renew(key, token, intent).await).await
+        self.meet("renew", async |inner: &mut Memory| {
+            inner.renew(key, token, intent).await
+        })
+        .await
     }
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
-        self.meet("release", async |inner: &mut Memory| inner.release(key, token, info).await).await
+        self.meet("release", async |inner: &mut Memory| {
+            inner.release(key, token, info).await
+        })
+        .await
     }
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
         self.inner.amend(key, change).await
@@ -243,7 +280,10 @@ fn key() -> Key {
 /// Whether two times are equal, apart from the milliseconds that tokio's timers add.
 #[track_caller]
 fn assert_about(took: Duration, meant: Duration) {
-    assert!(meant <= took && took <= meant + Duration::from_millis(2), "{took:?} instead of {meant:?}");
+    assert!(
+        meant <= took && took <= meant + Duration::from_millis(2),
+        "{took:?} instead of {meant:?}"
+    );
 }
 
 fn request() -> Request {
@@ -252,7 +292,14 @@ fn request() -> Request {
 
 fn grant(fence: u64) -> Grant {
     let ttl = Ttl::new(secs(2)).unwrap();
-    Grant { fence: Fence(fence), ttl, holds: 1, drain_delay: Duration::ZERO, session: None, permit: None }
+    Grant {
+        fence: Fence(fence),
+        ttl,
+        holds: 1,
+        drain_delay: Duration::ZERO,
+        session: None,
+        permit: None,
+    }
 }
 
 fn budget() -> Budget {
@@ -261,7 +308,10 @@ fn budget() -> Budget {
 
 impl LeaseWorld {
     fn new() -> Self {
-        Self { store: MemoryStore::default(), clock: PausedClock(Instant::now()) }
+        Self {
+            store: MemoryStore::default(),
+            clock: PausedClock(Instant::now()),
+        }
     }
 
     fn client(&self, faults: &[Option<CallFault>]) -> Faulty {
@@ -283,7 +333,16 @@ impl LeaseWorld {
     }
 
     async fn acquire(&self, backend: &mut Faulty, patience: WaitPolicy) -> Result<Outcome<()>> {
-        acquire(backend, &self.clock, request(), patience, LIMITS, pending(), |_: &Busy| ()).await
+        acquire(
+            backend,
+            &self.clock,
+            request(),
+            patience,
+            LIMITS,
+            pending(),
+            |_: &Busy| (),
+        )
+        .await
     }
 
     async fn taken(&self, backend: &mut Faulty) -> Lease {

@@ -18,7 +18,8 @@ pub enum AskOutcome {
     Otherwise(Mode),
     /// The request may be granted; it has left the queue.
     Go,
-    /// Other holders have the lock, or other waiters go first; a request that waits is in the queue. Only holders of the document are known.
+    /// Other holders have the lock, or other waiters go first; a request that waits is in the
+    /// queue. Only holders of the document are known.
     Busy(Busy),
     /// There is room, but a run record denies the request.
     Denied(Box<Denial>),
@@ -38,13 +39,16 @@ pub struct RequestContext {
 }
 
 impl Document {
-    /// Takes the lock, enters it, or joins the queue, and records a fresh run. A grant is fresh if it has the fence of `moment`.
+    /// Takes the lock, enters it, or joins the queue, and records a fresh run. A grant is fresh if
+    /// it has the fence of `moment`.
     ///
     /// # Errors
     /// [`Mode::not_enough`] if the owner has the lock in a mode that does not cover the request.
     pub fn acquire(&mut self, request: &Request, moment: &RequestContext) -> Result<Attempt> {
         let now = moment.now;
-        let denial = self.run_record.judge(request.run_policy.as_ref(), &request.token, now);
+        let denial = self
+            .run_record
+            .judge(request.run_policy.as_ref(), &request.token, now);
         Ok(match self.ask(request, now, moment.outside, || denial) {
             AskOutcome::Has(grant) => {
                 if request.entry == Entry::Fresh {
@@ -63,11 +67,20 @@ impl Document {
         })
     }
 
-    /// Asks for the lock, while an exclusive hold outside lasts until `outside`; `refused` returns why a run record denies a fresh hold
-    /// of a lock that has room. After [`AskOutcome::Go`] the same step must grant the lock: with [`Document::grant`], or outside.
-    pub fn ask(&mut self, request: &Request, now: u64, outside: Option<u64>, refused: impl FnOnce() -> Option<Denial>) -> AskOutcome {
+    /// Asks for the lock, while an exclusive hold outside lasts until `outside`; `refused` returns
+    /// why a run record denies a fresh hold of a lock that has room. After [`AskOutcome::Go`] the
+    /// same step must grant the lock: with [`Document::grant`], or outside.
+    pub fn ask(
+        &mut self,
+        request: &Request,
+        now: u64,
+        outside: Option<u64>,
+        refused: impl FnOnce() -> Option<Denial>,
+    ) -> AskOutcome {
         match self.holder(&request.token) {
-            Some(holder) if !holder.mode.covers(request.mode) => return AskOutcome::Otherwise(holder.mode),
+            Some(holder) if !holder.mode.covers(request.mode) => {
+                return AskOutcome::Otherwise(holder.mode);
+            }
             _ => {}
         }
         if let Some(grant) = self.enter(request, now) {
@@ -91,9 +104,15 @@ impl Document {
         let position = self.queue.join(request, now);
         let ends = self.holders.iter().map(HolderEntry::ends).chain(outside);
         // The first permit to be released is enough.
-        let end = if matches!(request.mode, Mode::Permits(_)) { ends.min() } else { ends.max() };
+        let end = if matches!(request.mode, Mode::Permits(_)) {
+            ends.min()
+        } else {
+            ends.max()
+        };
         AskOutcome::Busy(Busy {
-            expires_in: must_wait_ms.or(end.map(|end| end.saturating_sub(now))).map(Duration::from_millis),
+            expires_in: must_wait_ms
+                .or(end.map(|end| end.saturating_sub(now)))
+                .map(Duration::from_millis),
             transient: !self.has_holders() && outside.is_none(),
             holders: self.holders(now),
             notifies: true,
@@ -105,8 +124,16 @@ impl Document {
     pub fn grant(&mut self, request: &Request, fence: Fence, now: u64) -> Grant {
         let ends = now.saturating_add(request.ttl.as_millis());
         let permit = self.permit(request.mode);
-        self.holders.push(HolderEntry::new(request, permit, fence, now, ends));
-        Grant { fence, ttl: request.ttl, holds: 1, drain_delay: Duration::ZERO, session: None, permit }
+        self.holders
+            .push(HolderEntry::new(request, permit, fence, now, ends));
+        Grant {
+            fence,
+            ttl: request.ttl,
+            holds: 1,
+            drain_delay: Duration::ZERO,
+            session: None,
+            permit,
+        }
     }
 
     /// Enters or repeats a hold of an owner that is a holder. Never moves an end backwards.
@@ -114,7 +141,13 @@ impl Document {
         let holder = self.holder_mut(&request.token)?;
         let (ttl, hold) = (request.ttl.as_millis(), request.token.hold_text());
         let before = holder.holds.get(&hold).map_or(0, |hold| hold.ends);
-        holder.holds.insert(hold, HoldEntry { ttl, ends: before.max(now.saturating_add(ttl)) });
+        holder.holds.insert(
+            hold,
+            HoldEntry {
+                ttl,
+                ends: before.max(now.saturating_add(ttl)),
+            },
+        );
         holder.renewed = now;
         let grant = Grant {
             fence: Fence(holder.fence),
@@ -130,23 +163,45 @@ impl Document {
 
     /// Records the start of a repeated request, if the granting step was cut short before that.
     fn record_missing(&mut self, request: &Request, fence: Fence, now: u64) {
-        let Some(run_policy) = &request.run_policy else { return };
+        let Some(run_policy) = &request.run_policy else {
+            return;
+        };
         let cooldown = run_policy.skew_guard.is_none() && run_policy.at_least.is_none()
-            || self.run_record.cooldown.as_ref().is_some_and(|cooldown| cooldown.fence == fence);
-        let once = run_policy.once.is_none() || self.run_record.start.as_ref().is_some_and(|start| start.fence == fence);
+            || self
+                .run_record
+                .cooldown
+                .as_ref()
+                .is_some_and(|cooldown| cooldown.fence == fence);
+        let once = run_policy.once.is_none()
+            || self
+                .run_record
+                .start
+                .as_ref()
+                .is_some_and(|start| start.fence == fence);
         if !(cooldown && once) {
             self.run_record.begin(request, fence, now);
         }
     }
 
     fn must_wait_ms(&mut self, request: &Request, now: u64, outside: Option<u64>) -> Option<u64> {
-        let Self { queue, holders, offered, .. } = self;
+        let Self {
+            queue,
+            holders,
+            offered,
+            ..
+        } = self;
         queue.must_wait_ms(request, |mode| room(holders, mode, outside), now, offered)
     }
 
     /// Returns the lowest number that no permit has.
     fn permit(&self, mode: Mode) -> Option<u32> {
-        let Mode::Permits(most) = mode else { return None };
-        (0..most).find(|number| self.holders.iter().all(|holder| holder.permit != Some(*number)))
+        let Mode::Permits(most) = mode else {
+            return None;
+        };
+        (0..most).find(|number| {
+            self.holders
+                .iter()
+                .all(|holder| holder.permit != Some(*number))
+        })
     }
 }

@@ -56,11 +56,23 @@ pub struct HoldEntry {
 }
 
 impl HolderEntry {
-    pub(super) fn new(request: &Request, permit: Option<u32>, fence: Fence, now: u64, ends: u64) -> Self {
+    pub(super) fn new(
+        request: &Request,
+        permit: Option<u32>,
+        fence: Fence,
+        now: u64,
+        ends: u64,
+    ) -> Self {
         let hold = request.token.hold_text();
         Self {
             owner: request.token.owner.to_string(),
-            holds: BTreeMap::from([(hold.clone(), HoldEntry { ttl: request.ttl.as_millis(), ends })]),
+            holds: BTreeMap::from([(
+                hold.clone(),
+                HoldEntry {
+                    ttl: request.ttl.as_millis(),
+                    ends,
+                },
+            )]),
             root: hold,
             mode: request.mode,
             permit,
@@ -79,7 +91,11 @@ impl HolderEntry {
 
     /// Returns when the last of its holds ends.
     pub(super) fn ends(&self) -> u64 {
-        self.holds.values().map(|hold| hold.ends).max().unwrap_or_default()
+        self.holds
+            .values()
+            .map(|hold| hold.ends)
+            .max()
+            .unwrap_or_default()
     }
 
     pub(super) fn count(&self) -> u32 {

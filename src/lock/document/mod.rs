@@ -1,12 +1,14 @@
-//! One lock as one document: its holders with their nested holds, its queue, the run record, the warnings given, and an outbox of ended
-//! holds. All rules of a lock are decided here.
+//! One lock as one document: its holders with their nested holds, its queue, the run record, the
+//! warnings given, and an outbox of ended holds. All rules of a lock are decided here.
 //!
-//! The module does no I/O and reads no clock. A store reads the document, expires old holds by its own time in ms, and calls one method.
-//! It writes the document back in a step that fails if another client changed it meanwhile. An exclusive hold may be in the document, or
-//! outside, if the store keeps such holds itself. In that case each call gets the end of that hold.
+//! The module does no I/O and reads no clock. A store reads the document, expires old holds by its
+//! own time in ms, and calls one method. It writes the document back in a step that fails if
+//! another client changed it meanwhile. An exclusive hold may be in the document, or outside, if
+//! the store keeps such holds itself. In that case each call gets the end of that hold.
 //!
-//! Worst cases: a hold is never released (it ends by its own time, independently of other holds); the clock is set back (no sign of life
-//! and no offer lies in the future); a waiter dies (see [`queue`]); an answer is lost (the same token asks again and gets the same answer).
+//! Worst cases: a hold is never released (it ends by its own time, independently of other holds);
+//! the clock is set back (no sign of life and no offer lies in the future); a waiter dies (see
+//! [`queue`]); an answer is lost (the same token asks again and gets the same answer).
 
 mod acquire;
 #[cfg(test)]
@@ -32,8 +34,8 @@ pub use self::{
     queue::QueueEntry,
 };
 use super::{
-    Break, Error, Fence, HistoryEntry, Holder, Intent, Kind, Metadata, Mode, Release, ReleaseInfo, Renewal, Result, RunRecord, Scope,
-    Token, Ttl, Waiter,
+    Break, Error, Fence, HistoryEntry, Holder, Intent, Kind, Metadata, Mode, Release, ReleaseInfo,
+    Renewal, Result, RunRecord, Scope, Token, Ttl, Waiter,
 };
 
 /// The layout that this version writes: a hundred times its major number, plus its minor one.
@@ -109,11 +111,19 @@ impl Document {
         struct DocumentVersion {
             v: u16,
         }
-        let Some(json) = json else { return Ok(Self::default()) };
-        let bad = |error| Error::new(Kind::Data, "the lock's document is not as dlock writes it").source(error);
+        let Some(json) = json else {
+            return Ok(Self::default());
+        };
+        let bad = |error| {
+            Error::new(Kind::Data, "the lock's document is not as dlock writes it").source(error)
+        };
         let DocumentVersion { v } = serde_json::from_str(json).map_err(bad)?;
         if v >= LAYOUT_REFUSED {
-            let text = format!("a newer dlock wrote the lock's document, in layout {}.{} which this one can't read", v / 100, v % 100);
+            let text = format!(
+                "a newer dlock wrote the lock's document, in layout {}.{} which this one can't read",
+                v / 100,
+                v % 100
+            );
             return Err(Error::new(Kind::Layout, text).hint("update dlock on this machine"));
         }
         serde_json::from_str(json).map_err(bad)
@@ -122,12 +132,19 @@ impl Document {
     /// Returns the document as JSON; `None` if it is empty.
     pub fn write(&self) -> Option<String> {
         // The document has only texts and numbers, so serializing can't fail.
-        if self.is_empty() { None } else { serde_json::to_string(self).ok() }
+        if self.is_empty() {
+            None
+        } else {
+            serde_json::to_string(self).ok()
+        }
     }
 
     /// Whether the document is empty: a warning matters only as long as its hold.
     pub fn is_empty(&self) -> bool {
-        !self.has_holders() && self.queue.is_empty() && self.run_record == RunRecord::default() && self.ended.is_empty()
+        !self.has_holders()
+            && self.queue.is_empty()
+            && self.run_record == RunRecord::default()
+            && self.ended.is_empty()
     }
 
     /// Whether the document has a holder.
@@ -148,10 +165,14 @@ impl Document {
     /// Returns the fence of this token's hold, if that hold exists.
     pub fn fence(&self, token: &Token) -> Option<Fence> {
         let holder = self.holder(token)?;
-        holder.holds.contains_key(&token.hold_text()).then_some(Fence(holder.fence))
+        holder
+            .holds
+            .contains_key(&token.hold_text())
+            .then_some(Fence(holder.fence))
     }
 
-    /// Ends the holds whose time is over; a holder ends with its last hold. Removes waiters that are gone.
+    /// Ends the holds whose time is over; a holder ends with its last hold. Removes waiters that
+    /// are gone.
     pub fn expire(&mut self, now: u64) {
         let mut over = Vec::new();
         self.holders.retain_mut(|holder| {
@@ -169,7 +190,11 @@ impl Document {
     /// Ends all holds, since a client that does not know them took the lock.
     pub fn lose(&mut self, now: u64) {
         self.dirty |= self.has_holders();
-        self.ended.extend(self.holders.drain(..).map(|holder| holder.vanished(holder.ends().min(now))));
+        self.ended.extend(
+            self.holders
+                .drain(..)
+                .map(|holder| holder.vanished(holder.ends().min(now))),
+        );
     }
 
     /// Extends a hold. Never re-creates one, and never moves its end backwards.
@@ -177,8 +202,12 @@ impl Document {
         if intent == Intent::Probe {
             return self.verify(token, now);
         }
-        let Some(holder) = self.holder_mut(token) else { return Renewal::NotHeld };
-        let Some(hold) = holder.holds.get_mut(&token.hold_text()) else { return Renewal::NotHeld };
+        let Some(holder) = self.holder_mut(token) else {
+            return Renewal::NotHeld;
+        };
+        let Some(hold) = holder.holds.get_mut(&token.hold_text()) else {
+            return Renewal::NotHeld;
+        };
         if let Some(mark) = &mut holder.mark {
             if matches!(intent, Intent::Extend(_)) {
                 return Renewal::Broken(mark.clone());
@@ -188,39 +217,56 @@ impl Document {
         let ttl = intent.ttl().map_or(hold.ttl, Ttl::as_millis);
         let ends = now.saturating_add(ttl);
         if ends < hold.ends {
-            return Renewal::Kept { expires_in: Some(Duration::from_millis(hold.ends - now)) };
+            return Renewal::Kept {
+                expires_in: Some(Duration::from_millis(hold.ends - now)),
+            };
         }
         hold.ends = ends;
         holder.renewed = now;
-        Renewal::Renewed { ttl: Ttl::new(Duration::from_millis(ttl)).unwrap_or(Ttl::DEFAULT), fence: Fence(holder.fence) }
+        Renewal::Renewed {
+            ttl: Ttl::new(Duration::from_millis(ttl)).unwrap_or(Ttl::DEFAULT),
+            fence: Fence(holder.fence),
+        }
     }
 
     /// Whether a token has a hold.
     pub fn verify(&self, token: &Token, now: u64) -> Renewal {
-        match self.holder(token).and_then(|holder| holder.holds.get(&token.hold_text())) {
-            Some(hold) => Renewal::Kept { expires_in: Some(Duration::from_millis(hold.ends.saturating_sub(now))) },
+        match self
+            .holder(token)
+            .and_then(|holder| holder.holds.get(&token.hold_text()))
+        {
+            Some(hold) => Renewal::Kept {
+                expires_in: Some(Duration::from_millis(hold.ends.saturating_sub(now))),
+            },
             None => Renewal::NotHeld,
         }
     }
 
-    /// Releases a hold. Releasing the first hold of a tree releases all others. Records the outcome of the run.
+    /// Releases a hold. Releasing the first hold of a tree releases all others. Records the outcome
+    /// of the run.
     pub fn release(&mut self, token: &Token, info: &ReleaseInfo, now: u64) -> Release {
         let hold = token.hold_text();
-        let Some(holder) = self.holders.iter_mut().find(|holder| holder.is_of(token)) else { return Release::NotHeld };
+        let Some(holder) = self.holders.iter_mut().find(|holder| holder.is_of(token)) else {
+            return Release::NotHeld;
+        };
         if holder.holds.remove(&hold).is_none() {
             return Release::NotHeld;
         }
         if let Some(state) = info.run_state {
             self.run_record.end(Fence(holder.fence), state);
         }
-        // The document does not record which hold entered which: only the first one is known to enclose all others.
+        // The document does not record which hold entered which: only the first one is known to
+        // enclose all others.
         if info.scope == Scope::Tree && holder.root == hold {
             holder.holds.clear();
         }
         if !holder.holds.is_empty() {
             return Release::StillHeld(holder.count());
         }
-        let past = info.end.clone().map(|end| holder.history_entry(now, end, info.why.clone()));
+        let past = info
+            .end
+            .clone()
+            .map(|end| holder.history_entry(now, end, info.why.clone()));
         let fence = holder.fence;
         self.ended.extend(past);
         self.remove(fence);
@@ -237,21 +283,33 @@ impl Document {
 
     /// Marks the hold with this fence to be broken. A mark that was seen before stays seen.
     pub fn mark(&mut self, fence: Fence, mark: &Break) -> bool {
-        let Some(holder) = self.holders.iter_mut().find(|holder| holder.fence == fence.0) else { return false };
+        let Some(holder) = self
+            .holders
+            .iter_mut()
+            .find(|holder| holder.fence == fence.0)
+        else {
+            return false;
+        };
         let seen = holder.mark.as_ref().is_some_and(|known| known.seen);
-        holder.mark = Some(Break { seen, ..mark.clone() });
+        holder.mark = Some(Break {
+            seen,
+            ..mark.clone()
+        });
         true
     }
 
     /// Ends the hold with this fence at once, with all holds nested in it.
     pub fn evict(&mut self, fence: Fence, mark: &Break, now: u64) -> bool {
         let (end, why) = mark.into();
-        let Some(holder) = self.remove(fence.0) else { return false };
+        let Some(holder) = self.remove(fence.0) else {
+            return false;
+        };
         self.ended.push(holder.history_entry(now, end, why));
         true
     }
 
-    /// Claims the warning of this level for a hold; true for the first claim of that level or a higher one, while the hold exists.
+    /// Claims the warning of this level for a hold; true for the first claim of that level or a
+    /// higher one, while the hold exists.
     pub fn claim_warning(&mut self, fence: Fence, level: u32) -> bool {
         let new = self.fences().any(|held| held == fence) && self.warned < (fence.0, level);
         if new {
@@ -262,14 +320,26 @@ impl Document {
 
     /// Moves a waiter from the plain wait list into this queue, keeping its arrival time.
     pub fn absorb(&mut self, hold: String, metadata: Option<Metadata>, since: u64, seen: u64) {
-        self.queue.insert(QueueEntry { hold, mode: Mode::Exclusive, fair: false, metadata, since, seen, offered: None });
+        self.queue.insert(QueueEntry {
+            hold,
+            mode: Mode::Exclusive,
+            fair: false,
+            metadata,
+            since,
+            seen,
+            offered: None,
+        });
     }
 
-    /// Returns the waiters that should ask now, since the last call. Call it before the document is written. Not all waiters are woken
-    /// at the same time: each grant lets the next ones be woken.
+    /// Returns the waiters that should ask now, since the last call. Call it before the document is
+    /// written. Not all waiters are woken at the same time: each grant lets the next ones be woken.
     pub fn take_wake_ups(&mut self, outside: Option<u64>) -> Vec<WakeUp> {
         let offered = std::mem::take(&mut self.offered);
-        let most = if std::mem::take(&mut self.dirty) { WOKEN } else { 0 };
+        let most = if std::mem::take(&mut self.dirty) {
+            WOKEN
+        } else {
+            0
+        };
         let mut woken = self.queue.may_go(|mode| self.room(mode, outside), most);
         for one in offered {
             if !woken.contains(&one) {
@@ -285,11 +355,17 @@ impl Document {
         std::mem::take(&mut self.ended)
     }
 
-    /// Returns the holds that this one waits for: the one in front of it in the queue, or the first holds of some holders.
+    /// Returns the holds that this one waits for: the one in front of it in the queue, or the first
+    /// holds of some holders.
     pub fn blocking_holds(&self, hold: &str) -> Vec<&str> {
         match self.queue.ahead_of(hold) {
             Some(other) => vec![other],
-            None => self.holders.iter().take(WOKEN).map(|holder| &*holder.root).collect(),
+            None => self
+                .holders
+                .iter()
+                .take(WOKEN)
+                .map(|holder| &*holder.root)
+                .collect(),
         }
     }
 
@@ -300,7 +376,10 @@ impl Document {
 
     /// Returns each holder.
     pub fn holders(&self, now: u64) -> Vec<Holder> {
-        self.holders.iter().map(|holder| holder.holder(now)).collect()
+        self.holders
+            .iter()
+            .map(|holder| holder.holder(now))
+            .collect()
     }
 
     /// Returns each waiter by hold, the longest first.
@@ -322,7 +401,10 @@ impl Document {
     }
 
     fn remove(&mut self, fence: u64) -> Option<HolderEntry> {
-        let at = self.holders.iter().position(|holder| holder.fence == fence)?;
+        let at = self
+            .holders
+            .iter()
+            .position(|holder| holder.fence == fence)?;
         self.dirty = true;
         Some(self.holders.remove(at))
     }
@@ -337,14 +419,17 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Returns how many holds of `mode` fit next to `holders`. A new number of permits applies to new holds.
+/// Returns how many holds of `mode` fit next to `holders`. A new number of permits applies to new
+/// holds.
 fn room(holders: &[HolderEntry], mode: Mode, outside: Option<u64>) -> usize {
     match mode {
         _ if outside.is_some() => 0,
         Mode::Exclusive => usize::from(holders.is_empty()),
         Mode::Shared if holders.iter().all(|holder| holder.mode == Mode::Shared) => usize::MAX,
         Mode::Permits(most) if holders.iter().all(|holder| holder.permit.is_some()) => {
-            usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(holders.len())
+            usize::try_from(most)
+                .unwrap_or(usize::MAX)
+                .saturating_sub(holders.len())
         }
         Mode::Shared | Mode::Permits(_) => 0,
     }

@@ -1,19 +1,25 @@
-//! Breaking a hold that is being renewed: the real document, with every order of the steps of its holder, the breaker and a successor.
+//! Breaking a hold that is being renewed: the real document, with every order of the steps of its
+//! holder, the breaker and a successor.
 //!
-//! **Results.** No successor starts while a holder is still stopping. A broken hold is never renewed after the successor was granted, and
-//! never counts as a holder from then on. No late request changes the successor's hold. When no more steps are possible, the successor
-//! has had the lock.
+//! **Results.** No successor starts while a holder is still stopping. A broken hold is never
+//! renewed after the successor was granted, and never counts as a holder from then on. No late
+//! request changes the successor's hold. When no more steps are possible, the successor has had the
+//! lock.
 //!
-//! **The model.** Time is whole ticks, which the store and all others see at the same moment. A request reaches the store at any time or
-//! never, and its answer may be lost. The holder counts its lease from before it asked; its command is dead when that lease ends. One
-//! abandoned request of the holder may arrive late. The breaker acts as `lease::breaking`: a mark, a lease's time, then perhaps eviction.
-//! "Eventually" is checked in each state without a next one: time ends, and before that the holder stops asking.
+//! **The model.** Time is whole ticks, which the store and all others see at the same moment. A
+//! request reaches the store at any time or never, and its answer may be lost. The holder counts
+//! its lease from before it asked; its command is dead when that lease ends. One abandoned request
+//! of the holder may arrive late. The breaker acts as `lease::breaking`: a mark, a lease's time,
+//! then perhaps eviction. "Eventually" is checked in each state without a next one: time ends, and
+//! before that the holder stops asking.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use uuid::Uuid;
 
 use super::{AskOutcome, Document};
-use crate::lock::{Break, Fence, Intent, Key, Release, ReleaseInfo, Renewal, Request, Scope, Token, Ttl};
+use crate::lock::{
+    Break, Fence, Intent, Key, Release, ReleaseInfo, Renewal, Request, Scope, Token, Ttl,
+};
 
 use std::time::Duration;
 
@@ -68,7 +74,8 @@ struct BreakModelState {
     breaker: Breaker,
     /// When the successor's hold ends.
     successor: Option<u64>,
-    /// The broken hold existed or was renewed after the successor was granted, or the successor was touched.
+    /// The broken hold existed or was renewed after the successor was granted, or the successor was
+    /// touched.
     is_wrong: bool,
 }
 
@@ -100,15 +107,34 @@ struct BreakModel {
     by_fence: bool,
 }
 
-const RULE: BreakModel = BreakModel { waits: true, heeds_answers: true, by_fence: true };
+const RULE: BreakModel = BreakModel {
+    waits: true,
+    heeds_answers: true,
+    by_fence: true,
+};
 
 fn request(nth: u8) -> Request {
-    let token = Token { owner: Uuid::from_u128(nth.into()), hold: nth.into(), session: None, kept_by_run: false };
-    Request { token, ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_millis(LEASE * TICK_MS)).unwrap()) }
+    let token = Token {
+        owner: Uuid::from_u128(nth.into()),
+        hold: nth.into(),
+        session: None,
+        kept_by_run: false,
+    };
+    Request {
+        token,
+        ..Request::new(
+            Key::new("job").unwrap(),
+            Ttl::new(Duration::from_millis(LEASE * TICK_MS)).unwrap(),
+        )
+    }
 }
 
 fn mark() -> Break {
-    Break { by: "ana".into(), why: None, seen: false }
+    Break {
+        by: "ana".into(),
+        why: None,
+        seen: false,
+    }
 }
 
 impl BreakModelState {
@@ -121,15 +147,17 @@ impl BreakModelState {
         document.take_ended();
         document.take_wake_ups(None);
         let has = |fence| document.fences().any(|held| held == fence);
-        let is_alone = document.holders(now).len() <= 1 && !(self.successor.is_some() && has(BROKEN));
-        let is_touched =
-            self.successor.is_some_and(|until| self.now < until) && (!has(SUCCESSOR) || document.holders(now)[0].broken.is_some());
+        let is_alone =
+            document.holders(now).len() <= 1 && !(self.successor.is_some() && has(BROKEN));
+        let is_touched = self.successor.is_some_and(|until| self.now < until)
+            && (!has(SUCCESSOR) || document.holders(now)[0].broken.is_some());
         self.is_wrong |= !is_alone || is_touched;
         self.document = document.write();
         done
     }
 
-    /// Delivers the holder's request, and the answer. The answer is lost if the lease would end after the last tick.
+    /// Delivers the holder's request, and the answer. The answer is lost if the lease would end
+    /// after the last tick.
     fn serve(&mut self, asked: ModelRequest) -> Option<Renewal> {
         if asked != ModelRequest::Release && self.now + LEASE > END {
             return None;
@@ -138,10 +166,12 @@ impl BreakModelState {
         let renewal = self.step(|document, now| match asked {
             ModelRequest::Extend => document.renew(&holder, Intent::Extend(None), now),
             ModelRequest::Drain => document.renew(&holder, Intent::Drain, now),
-            ModelRequest::Release => match document.release(&holder, &ReleaseInfo::from(Scope::Tree), now) {
-                Release::Released => Renewal::Kept { expires_in: None },
-                _ => Renewal::NotHeld,
-            },
+            ModelRequest::Release => {
+                match document.release(&holder, &ReleaseInfo::from(Scope::Tree), now) {
+                    Release::Released => Renewal::Kept { expires_in: None },
+                    _ => Renewal::NotHeld,
+                }
+            }
         });
         self.is_wrong |= self.successor.is_some() && renewal != Renewal::NotHeld;
         Some(renewal)
@@ -152,7 +182,9 @@ impl BreakModelState {
             (ModelRequest::Release, _) => self.job = JobState::Over,
             // A late answer, after the end of the lease, revives nothing.
             (_, Renewal::Renewed { .. }) if self.runs() => self.until = sent + LEASE,
-            (_, Renewal::Broken(_) | Renewal::NotHeld) if self.job == JobState::Runs => self.job = JobState::Stops,
+            (_, Renewal::Broken(_) | Renewal::NotHeld) if self.job == JobState::Runs => {
+                self.job = JobState::Stops;
+            }
             _ => {}
         }
     }
@@ -188,8 +220,15 @@ impl BreakModel {
     }
 
     fn look(self, last: &BreakModelState, next: &mut BreakModelState) -> bool {
-        let Breaker::Waits(since) = last.breaker else { return false };
-        let looked = next.step(|document, now| document.holders(now).into_iter().find(|holder| holder.fence == Some(BROKEN)));
+        let Breaker::Waits(since) = last.breaker else {
+            return false;
+        };
+        let looked = next.step(|document, now| {
+            document
+                .holders(now)
+                .into_iter()
+                .find(|holder| holder.fence == Some(BROKEN))
+        });
         let Some(holder) = looked else {
             next.breaker = Breaker::Done;
             return true;
@@ -200,13 +239,16 @@ impl BreakModel {
     }
 
     fn succeed(next: &mut BreakModelState) -> bool {
-        let granted = next.step(|document, now| match document.ask(&request(2), now, None, || None) {
-            AskOutcome::Go => {
-                document.grant(&request(2), SUCCESSOR, now);
-                true
-            }
-            _ => false,
-        });
+        let granted =
+            next.step(
+                |document, now| match document.ask(&request(2), now, None, || None) {
+                    AskOutcome::Go => {
+                        document.grant(&request(2), SUCCESSOR, now);
+                        true
+                    }
+                    _ => false,
+                },
+            );
         next.successor = Some(next.now + LEASE);
         granted
     }
@@ -233,12 +275,33 @@ impl Model for BreakModel {
     }
 
     fn actions(&self, state: &BreakModelState, actions: &mut Vec<BreakStep>) {
-        use BreakStep::{Arrive, ArriveEviction, ArriveLate, ArriveMark, Break, Die, GiveUp, Look, Send, Succeed, Tick};
+        use BreakStep::{
+            Arrive, ArriveEviction, ArriveLate, ArriveMark, Break, Die, GiveUp, Look, Send,
+            Succeed, Tick,
+        };
         if state.now < END {
             actions.push(Tick);
         }
-        actions.extend([ModelRequest::Extend, ModelRequest::Drain, ModelRequest::Release].map(Send));
-        actions.extend([Arrive(true), Arrive(false), ArriveLate, GiveUp, Die, Break, ArriveMark, Look, ArriveEviction, Succeed]);
+        actions.extend(
+            [
+                ModelRequest::Extend,
+                ModelRequest::Drain,
+                ModelRequest::Release,
+            ]
+            .map(Send),
+        );
+        actions.extend([
+            Arrive(true),
+            Arrive(false),
+            ArriveLate,
+            GiveUp,
+            Die,
+            Break,
+            ArriveMark,
+            Look,
+            ArriveEviction,
+            Succeed,
+        ]);
     }
 
     fn next_state(&self, last: &BreakModelState, action: BreakStep) -> Option<BreakModelState> {
@@ -273,14 +336,22 @@ impl Model for BreakModel {
             }
             BreakStep::ArriveMark => {
                 let done = last.breaker == Breaker::Marks
-                    && next.step(|document, _| document.mark(BreakModelState::target(document, *self), &mark()));
-                next.breaker = if done { Breaker::Waits(last.now) } else { Breaker::Done };
+                    && next.step(|document, _| {
+                        document.mark(BreakModelState::target(document, *self), &mark())
+                    });
+                next.breaker = if done {
+                    Breaker::Waits(last.now)
+                } else {
+                    Breaker::Done
+                };
                 last.breaker == Breaker::Marks
             }
             BreakStep::Look => self.look(last, &mut next),
             BreakStep::ArriveEviction => {
                 next.breaker = Breaker::Done;
-                let evict = |document: &mut Document, now| document.evict(BreakModelState::target(document, *self), &mark(), now);
+                let evict = |document: &mut Document, now| {
+                    document.evict(BreakModelState::target(document, *self), &mark(), now)
+                };
                 last.breaker == Breaker::Evicts && {
                     next.step(evict);
                     true
@@ -296,16 +367,31 @@ impl Model for BreakModel {
             Property::always("one runs at a time", |_, state: &BreakModelState| {
                 !(state.runs() && state.successor.is_some_and(|until| state.now < until))
             }),
-            Property::always("what was broken is over, and the successor is left alone", |_, state: &BreakModelState| !state.is_wrong),
-            Property::always("none waits for ever", |breaking, state: &BreakModelState| {
-                state.successor.is_some() || !breaking.next_states(state).is_empty()
-            }),
-            Property::sometimes("a holder answers and has all the time that it needs", |_, state: &BreakModelState| {
-                matches!(state.breaker, Breaker::Waits(since) if since + LEASE < state.now) && state.job == JobState::Stops
-            }),
-            Property::sometimes("a marked hold ends by itself", |_, state: &BreakModelState| {
-                matches!(state.breaker, Breaker::Waits(_)) && state.successor.is_some() && state.job == JobState::Dead
-            }),
+            Property::always(
+                "what was broken is over, and the successor is left alone",
+                |_, state: &BreakModelState| !state.is_wrong,
+            ),
+            Property::always(
+                "none waits for ever",
+                |breaking, state: &BreakModelState| {
+                    state.successor.is_some() || !breaking.next_states(state).is_empty()
+                },
+            ),
+            Property::sometimes(
+                "a holder answers and has all the time that it needs",
+                |_, state: &BreakModelState| {
+                    matches!(state.breaker, Breaker::Waits(since) if since + LEASE < state.now)
+                        && state.job == JobState::Stops
+                },
+            ),
+            Property::sometimes(
+                "a marked hold ends by itself",
+                |_, state: &BreakModelState| {
+                    matches!(state.breaker, Breaker::Waits(_))
+                        && state.successor.is_some()
+                        && state.job == JobState::Dead
+                },
+            ),
         ]
     }
 }
@@ -314,7 +400,11 @@ impl BreakModel {
     /// Shows that this model does not have the property.
     #[track_caller]
     fn fails(self, property: &'static str) {
-        self.checker().finish_when(HasDiscoveries::AllOf([property].into())).spawn_bfs().join().assert_any_discovery(property);
+        self.checker()
+            .finish_when(HasDiscoveries::AllOf([property].into()))
+            .spawn_bfs()
+            .join()
+            .assert_any_discovery(property);
     }
 }
 
@@ -322,20 +412,36 @@ impl BreakModel {
 fn model_of_a_hold_that_is_broken_while_it_is_renewed() {
     let checked = RULE.checker().spawn_bfs().join();
     checked.assert_properties();
-    assert!(checked.unique_state_count() > 5_000, "{}", checked.unique_state_count());
+    assert!(
+        checked.unique_state_count() > 5_000,
+        "{}",
+        checked.unique_state_count()
+    );
 }
 
 #[test]
 fn model_of_breaking_at_once() {
-    BreakModel { waits: false, ..RULE }.fails("one runs at a time");
+    BreakModel {
+        waits: false,
+        ..RULE
+    }
+    .fails("one runs at a time");
 }
 
 #[test]
 fn model_of_breaking_what_has_answered() {
-    BreakModel { heeds_answers: false, ..RULE }.fails("one runs at a time");
+    BreakModel {
+        heeds_answers: false,
+        ..RULE
+    }
+    .fails("one runs at a time");
 }
 
 #[test]
 fn model_of_breaking_whichever_hold_is_there() {
-    BreakModel { by_fence: false, ..RULE }.fails("what was broken is over, and the successor is left alone");
+    BreakModel {
+        by_fence: false,
+        ..RULE
+    }
+    .fails("what was broken is over, and the successor is left alone");
 }

@@ -1,11 +1,13 @@
 //! The queue of a lock, and which waiter goes first: the reference for every store.
 //!
-//! A waiter never holds up earlier waiters. It holds up later ones in two cases: it asked for fair order, or it is a writer, which a
-//! stream of readers would otherwise keep out forever. Readers never hold each other up.
+//! A waiter never holds up earlier waiters. It holds up later ones in two cases: it asked for fair
+//! order, or it is a writer, which a stream of readers would otherwise keep out forever. Readers
+//! never hold each other up.
 //!
-//! The worst cases are waiters that die. A waiter that has not asked for [`GONE`] is dropped. The lock is offered to a waiter if there is
-//! room for the waiter and a later one had to let it go first. The waiter then has [`OFFER`] to ask. A slow waiter that does not ask in
-//! this time loses its position too. Only its own request brings it another offer.
+//! The worst cases are waiters that die. A waiter that has not asked for [`GONE`] is dropped. The
+//! lock is offered to a waiter if there is room for the waiter and a later one had to let it go
+//! first. The waiter then has [`OFFER`] to ask. A slow waiter that does not ask in this time loses
+//! its position too. Only its own request brings it another offer.
 
 use std::time::Duration;
 
@@ -61,7 +63,15 @@ impl QueueEntry {
     pub fn new(request: &Request, now: u64) -> Self {
         let metadata = request.metadata.clone();
         let hold = request.token.hold_text();
-        Self { hold, mode: request.mode, fair: request.fair, metadata, since: now, seen: now, offered: None }
+        Self {
+            hold,
+            mode: request.mode,
+            fair: request.fair,
+            metadata,
+            since: now,
+            seen: now,
+            offered: None,
+        }
     }
 
     fn goes_before(&self, mode: Mode) -> bool {
@@ -78,7 +88,10 @@ impl QueueEntry {
     }
 
     fn wake_up(&self) -> WakeUp {
-        WakeUp { hold: self.hold.clone(), plain: self.is_plain() }
+        WakeUp {
+            hold: self.hold.clone(),
+            plain: self.is_plain(),
+        }
     }
 }
 
@@ -106,26 +119,43 @@ impl Queue {
             queued.offered = queued.offered.map(|offered| offered.min(now));
         }
         let before = self.0.len();
-        self.0.retain(|queued| now.saturating_sub(queued.seen) < GONE);
+        self.0
+            .retain(|queued| now.saturating_sub(queued.seen) < GONE);
         self.0.len() < before
     }
 
-    /// Returns for how many more ms `request` must let others go first; `None` if it may go. `room` returns how many of a mode fit now.
+    /// Returns for how many more ms `request` must let others go first; `None` if it may go. `room`
+    /// returns how many of a mode fit now.
     ///
-    /// Soon after the first waiter, all others get an offer too: any number of dead waiters lose their positions after one offer.
-    /// A waiter that gets an offer or loses its position is `notified`: it may only have been slow.
-    pub fn must_wait_ms(&mut self, request: &Request, room: impl Fn(Mode) -> usize, now: u64, notified: &mut Vec<WakeUp>) -> Option<u64> {
+    /// Soon after the first waiter, all others get an offer too: any number of dead waiters lose
+    /// their positions after one offer. A waiter that gets an offer or loses its position is
+    /// `notified`: it may only have been slow.
+    pub fn must_wait_ms(
+        &mut self,
+        request: &Request,
+        room: impl Fn(Mode) -> usize,
+        now: u64,
+        notified: &mut Vec<WakeUp>,
+    ) -> Option<u64> {
         loop {
-            let end = self.position(&request.token.hold_text()).unwrap_or(self.0.len());
+            let end = self
+                .position(&request.token.hold_text())
+                .unwrap_or(self.0.len());
             let permits = |mode| matches!(mode, Mode::Permits(_));
             if permits(request.mode) {
-                let all = self.0[..end].iter().filter(|queued| queued.goes_before(request.mode));
-                let (alike, count) = all.fold((true, 0), |(alike, count), queued| (alike && permits(queued.mode), count + 1));
+                let all = self.0[..end]
+                    .iter()
+                    .filter(|queued| queued.goes_before(request.mode));
+                let (alike, count) = all.fold((true, 0), |(alike, count), queued| {
+                    (alike && permits(queued.mode), count + 1)
+                });
                 if alike && count < room(request.mode) {
                     return None;
                 }
             }
-            let mut before = self.0[..end].iter_mut().filter(|queued| queued.goes_before(request.mode));
+            let mut before = self.0[..end]
+                .iter_mut()
+                .filter(|queued| queued.goes_before(request.mode));
             let first = before.next()?;
             if room(first.mode) == 0 {
                 return Some(GONE.saturating_sub(now.saturating_sub(first.seen)));
@@ -141,7 +171,9 @@ impl Queue {
                     return Some(HEAR - since);
                 }
                 // A waiter that has asked since then is alive.
-                for other in before.filter(|other| other.offered.is_none() && other.seen < offered && room(other.mode) > 0) {
+                for other in before.filter(|other| {
+                    other.offered.is_none() && other.seen < offered && room(other.mode) > 0
+                }) {
                     other.offered = Some(now);
                     notified.push(other.wake_up());
                 }
@@ -175,12 +207,17 @@ impl Queue {
     /// Adds a waiter that came at another time, unless it is in the queue already.
     pub fn insert(&mut self, queued: QueueEntry) {
         if self.position(&queued.hold).is_none() {
-            let at = self.0.iter().position(|other| other.since > queued.since).unwrap_or(self.0.len());
+            let at = self
+                .0
+                .iter()
+                .position(|other| other.since > queued.since)
+                .unwrap_or(self.0.len());
             self.0.insert(at, queued);
         }
     }
 
-    /// Drops waiters that are not alive; returns whether there was one. The others need to give no sign of life of their own.
+    /// Drops waiters that are not alive; returns whether there was one. The others need to give no
+    /// sign of life of their own.
     pub fn keep(&mut self, lives: impl Fn(&str) -> bool, now: u64) -> bool {
         let before = self.0.len();
         self.0.retain(|queued| lives(&queued.hold));
@@ -208,10 +245,15 @@ impl Queue {
         self.0.iter_mut().for_each(|queued| queued.offered = None);
     }
 
-    /// Returns the waiters that can be granted the lock now, or once the offers to earlier waiters are over. Returns at most `most`
-    /// waiters, and only one unfair exclusive waiter: any other of this kind can replace it.
+    /// Returns the waiters that can be granted the lock now, or once the offers to earlier waiters
+    /// are over. Returns at most `most` waiters, and only one unfair exclusive waiter: any other of
+    /// this kind can replace it.
     pub fn may_go(&self, room: impl Fn(Mode) -> usize, most: usize) -> Vec<WakeUp> {
-        let blocked = |at: usize, mode| self.0[..at].iter().any(|other| other.goes_before(mode) && room(other.mode) == 0);
+        let blocked = |at: usize, mode| {
+            self.0[..at]
+                .iter()
+                .any(|other| other.goes_before(mode) && room(other.mode) == 0)
+        };
         let mut woken: Vec<WakeUp> = Vec::new();
         for (at, queued) in self.0.iter().enumerate() {
             if woken.len() == most {
@@ -231,7 +273,10 @@ impl Queue {
             waiting_for: Some(Duration::from_millis(now.saturating_sub(queued.since))),
             in_order: queued.fair,
         };
-        self.0.iter().map(|queued| (&*queued.hold, waiter(queued))).collect()
+        self.0
+            .iter()
+            .map(|queued| (&*queued.hold, waiter(queued)))
+            .collect()
     }
 
     pub fn ahead_of(&self, hold: &str) -> Option<&str> {

@@ -6,10 +6,16 @@ use super::{
 };
 
 impl Document {
-    /// Records which processes live: `has_process` returns whether a hold has a process, `has_waiter` whether a waiter has one. A process's
-    /// holder lasts exactly as long as one of its holds has a process. A detached holder lasts by its times, or longer if a nested hold
+    /// Records which processes live: `has_process` returns whether a hold has a process,
+    /// `has_waiter` whether a waiter has one. A process's holder lasts exactly as long as one of
+    /// its holds has a process. A detached holder lasts by its times, or longer if a nested hold
     /// has a process. Call [`Document::expire`] next.
-    pub fn witness(&mut self, now: u64, has_process: impl Fn(&str) -> bool, has_waiter: impl Fn(&str) -> bool) {
+    pub fn witness(
+        &mut self,
+        now: u64,
+        has_process: impl Fn(&str) -> bool,
+        has_waiter: impl Fn(&str) -> bool,
+    ) {
         for holder in &mut self.holders {
             let mut alive = holder.detached;
             for (hold, held) in &mut holder.holds {
@@ -19,7 +25,10 @@ impl Document {
                 }
             }
             if !alive {
-                holder.holds.values_mut().for_each(|held| held.ends = held.ends.min(now));
+                holder
+                    .holds
+                    .values_mut()
+                    .for_each(|held| held.ends = held.ends.min(now));
             }
         }
         self.dirty |= self.queue.keep(has_waiter, now);
@@ -27,14 +36,19 @@ impl Document {
 
     /// Records that the processes are unknown from now on: holds last by their times.
     pub fn detach(&mut self) {
-        self.holders.iter_mut().for_each(|holder| holder.detached = true);
+        self.holders
+            .iter_mut()
+            .for_each(|holder| holder.detached = true);
     }
 
-    /// Drops the other holds of this token's owner that have no process, unless the hold is detached.
+    /// Drops the other holds of this token's owner that have no process, unless the hold is
+    /// detached.
     pub fn drop_dead_holds(&mut self, token: &Token, has_process: impl Fn(&str) -> bool) {
         let own = token.hold_text();
         if let Some(holder) = self.holder_mut(token).filter(|holder| !holder.detached) {
-            holder.holds.retain(|hold, _| *hold == own || has_process(hold));
+            holder
+                .holds
+                .retain(|hold, _| *hold == own || has_process(hold));
         }
     }
 
@@ -43,13 +57,18 @@ impl Document {
         room(&self.holders, mode, outside) > 0
     }
 
-    /// Returns when enough detached holds will have ended for room; `None` while processes hold the lock.
+    /// Returns when enough detached holds will have ended for room; `None` while processes hold the
+    /// lock.
     pub fn ends_by_itself(&self, mode: Mode) -> Option<u64> {
         let detached = self.holders.iter().filter(|holder| holder.detached);
         if matches!(mode, Mode::Permits(_)) {
             return detached.map(super::HolderEntry::ends).min();
         }
-        if self.holders.iter().all(|holder| holder.detached) { detached.map(super::HolderEntry::ends).max() } else { None }
+        if self.holders.iter().all(|holder| holder.detached) {
+            detached.map(super::HolderEntry::ends).max()
+        } else {
+            None
+        }
     }
 
     /// Whether a holder lasts by its times alone.
@@ -59,30 +78,51 @@ impl Document {
 
     /// Whether the holder with this fence lasts by its times alone; `None` if it does not exist.
     pub fn is_detached(&self, fence: super::Fence) -> Option<bool> {
-        self.holders.iter().find(|holder| holder.fence == fence.0).map(|holder| holder.detached)
+        self.holders
+            .iter()
+            .find(|holder| holder.fence == fence.0)
+            .map(|holder| holder.detached)
     }
 
     /// Returns the holds of processes.
     pub fn attached(&self) -> impl Iterator<Item = &str> {
-        self.holders.iter().filter(|holder| !holder.detached).flat_map(|holder| holder.holds.keys().map(String::as_str))
+        self.holders
+            .iter()
+            .filter(|holder| !holder.detached)
+            .flat_map(|holder| holder.holds.keys().map(String::as_str))
     }
 
     /// Returns the position of this token in the queue, from 0.
     pub fn position(&self, token: &Token) -> Option<usize> {
-        self.queue.find(&token.hold_text()).map(|queued| self.queue.before(&queued.hold).count())
+        self.queue
+            .find(&token.hold_text())
+            .map(|queued| self.queue.before(&queued.hold).count())
     }
 
     /// Returns the waiters in front of this token, the longest first.
     pub fn before(&self, token: &Token) -> Vec<&str> {
-        self.queue.before(&token.hold_text()).map(|queued| &*queued.hold).collect()
+        self.queue
+            .before(&token.hold_text())
+            .map(|queued| &*queued.hold)
+            .collect()
     }
 
-    /// Returns the two waiters of the same kind just in front of this one: no change of the lock matters to this one until either leaves.
-    /// It waits for both, since the one that should leave first may be frozen. Returns none for the first two waiters of a kind.
+    /// Returns the two waiters of the same kind just in front of this one: no change of the lock
+    /// matters to this one until either leaves. It waits for both, since the one that should leave
+    /// first may be frozen. Returns none for the first two waiters of a kind.
     pub fn ahead(&self, token: &Token) -> Vec<&str> {
-        let Some(own) = self.queue.find(&token.hold_text()) else { return Vec::new() };
+        let Some(own) = self.queue.find(&token.hold_text()) else {
+            return Vec::new();
+        };
         let alike = |other: &&super::QueueEntry| other.mode == own.mode && other.fair == own.fair;
-        let two: Vec<&str> = self.queue.before(&own.hold).filter(alike).rev().take(2).map(|queued| &*queued.hold).collect();
+        let two: Vec<&str> = self
+            .queue
+            .before(&own.hold)
+            .filter(alike)
+            .rev()
+            .take(2)
+            .map(|queued| &*queued.hold)
+            .collect();
         if two.len() == 2 { two } else { Vec::new() }
     }
 }
@@ -92,14 +132,27 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::lock::{Entry, Fence, HistoryEntry, Key, Release, ReleaseInfo, Request, Scope, Ttl, document::AskOutcome};
+    use crate::lock::{
+        Entry, Fence, HistoryEntry, Key, Release, ReleaseInfo, Request, Scope, Ttl,
+        document::AskOutcome,
+    };
 
     fn request(mode: Mode) -> Request {
-        Request { mode, waiting: true, ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_secs(10)).unwrap()) }
+        Request {
+            mode,
+            waiting: true,
+            ..Request::new(
+                Key::new("job").unwrap(),
+                Ttl::new(Duration::from_secs(10)).unwrap(),
+            )
+        }
     }
 
     fn take(document: &mut Document, request: &Request, now: u64) {
-        assert!(matches!(document.ask(request, now, None, || None), AskOutcome::Go));
+        assert!(matches!(
+            document.ask(request, now, None, || None),
+            AskOutcome::Go
+        ));
         document.grant(request, Fence(now), now);
     }
 
@@ -109,7 +162,10 @@ mod tests {
     }
 
     fn is(all: &[&Request]) -> impl Fn(&str) -> bool {
-        let all: Vec<_> = all.iter().map(|request| request.token.hold_text()).collect();
+        let all: Vec<_> = all
+            .iter()
+            .map(|request| request.token.hold_text())
+            .collect();
         move |hold| all.iter().any(|one| one == hold)
     }
 
@@ -121,18 +177,30 @@ mod tests {
         take(&mut document, &dies, 1);
         document.witness(2, is(&[&lives]), |_| true);
         let past = ended(&mut document, 2);
-        assert_eq!(past.iter().map(|past| (past.fence, past.ended_ms)).collect::<Vec<_>>(), [(Some(Fence(1)), Some(2))]);
+        assert_eq!(
+            past.iter()
+                .map(|past| (past.fence, past.ended_ms))
+                .collect::<Vec<_>>(),
+            [(Some(Fence(1)), Some(2))]
+        );
         document.witness(60_000, is(&[&lives]), |_| true);
         assert!(ended(&mut document, 60_000).is_empty() && document.has_holders());
         document.detach();
         document.witness(60_002, |_| false, |_| true);
-        assert_eq!(ended(&mut document, 60_002).len(), 1, "by its time, which had been over");
+        assert_eq!(
+            ended(&mut document, 60_002).len(),
+            1,
+            "by its time, which had been over"
+        );
     }
 
     #[test]
     fn a_detached_share_needs_no_process() {
         let mut document = Document::default();
-        let held = Request { detached: true, ..request(Mode::Permits(1)) };
+        let held = Request {
+            detached: true,
+            ..request(Mode::Permits(1))
+        };
         take(&mut document, &held, 0);
         document.witness(9_999, |_| false, |_| true);
         assert!(ended(&mut document, 9_999).is_empty());
@@ -146,10 +214,20 @@ mod tests {
         let mut document = Document::default();
         let outer = request(Mode::Shared);
         take(&mut document, &outer, 0);
-        let inner = Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() };
-        assert!(matches!(document.ask(&inner, 1, None, || None), AskOutcome::Has(_)));
+        let inner = Request {
+            token: outer.token.nested(),
+            entry: Entry::Reenter,
+            ..outer.clone()
+        };
+        assert!(matches!(
+            document.ask(&inner, 1, None, || None),
+            AskOutcome::Has(_)
+        ));
         document.drop_dead_holds(&outer.token, is(&[&outer]));
-        assert_eq!(document.release(&outer.token, &ReleaseInfo::from(Scope::Hold), 2), Release::Released);
+        assert_eq!(
+            document.release(&outer.token, &ReleaseInfo::from(Scope::Hold), 2),
+            Release::Released
+        );
     }
 
     #[test]
@@ -159,14 +237,29 @@ mod tests {
         let waiting = [(); 4].map(|()| request(Mode::Permits(1)));
         let other = request(Mode::Shared);
         for one in waiting.iter().chain([&other]) {
-            assert!(matches!(document.ask(one, 1, None, || None), AskOutcome::Busy(_)));
+            assert!(matches!(
+                document.ask(one, 1, None, || None),
+                AskOutcome::Busy(_)
+            ));
         }
         let text = |at: usize| waiting[at].token.hold_text();
-        for (at, ahead) in [(0, vec![]), (1, vec![]), (2, vec![text(1), text(0)]), (3, vec![text(2), text(1)])] {
+        for (at, ahead) in [
+            (0, vec![]),
+            (1, vec![]),
+            (2, vec![text(1), text(0)]),
+            (3, vec![text(2), text(1)]),
+        ] {
             assert_eq!(document.ahead(&waiting[at].token), ahead);
         }
-        assert!(document.ahead(&other.token).is_empty(), "the first of its kind");
-        document.witness(2, |_| true, is(&[&waiting[0], &waiting[2], &waiting[3], &other]));
+        assert!(
+            document.ahead(&other.token).is_empty(),
+            "the first of its kind"
+        );
+        document.witness(
+            2,
+            |_| true,
+            is(&[&waiting[0], &waiting[2], &waiting[3], &other]),
+        );
         assert_eq!(document.ahead(&waiting[3].token), [text(2), text(0)]);
         assert_eq!(document.before(&other.token), [text(0), text(2), text(3)]);
     }
@@ -174,31 +267,66 @@ mod tests {
     #[test]
     fn a_detached_holder_lasts_by_its_times_and_an_attached_one_needs_a_process() {
         let mut document = Document::default();
-        let detached = Request { detached: true, ..request(Mode::Permits(2)) };
+        let detached = Request {
+            detached: true,
+            ..request(Mode::Permits(2))
+        };
         let attached = request(Mode::Permits(2));
         take(&mut document, &attached, 1);
-        assert_eq!((document.has_detached(), document.has_room(Mode::Permits(2), None)), (false, true));
+        assert_eq!(
+            (
+                document.has_detached(),
+                document.has_room(Mode::Permits(2), None)
+            ),
+            (false, true)
+        );
         take(&mut document, &detached, 2);
-        assert_eq!((document.has_detached(), document.has_room(Mode::Permits(2), None)), (true, false));
-        assert!(!document.has_room(Mode::Permits(3), Some(9)) && document.has_room(Mode::Permits(3), None));
-        assert_eq!([1, 2, 3].map(|fence| document.is_detached(Fence(fence))), [Some(false), Some(true), None]);
-        assert_eq!(document.attached().collect::<Vec<_>>(), [attached.token.hold_text()]);
+        assert_eq!(
+            (
+                document.has_detached(),
+                document.has_room(Mode::Permits(2), None)
+            ),
+            (true, false)
+        );
+        assert!(
+            !document.has_room(Mode::Permits(3), Some(9))
+                && document.has_room(Mode::Permits(3), None)
+        );
+        assert_eq!(
+            [1, 2, 3].map(|fence| document.is_detached(Fence(fence))),
+            [Some(false), Some(true), None]
+        );
+        assert_eq!(
+            document.attached().collect::<Vec<_>>(),
+            [attached.token.hold_text()]
+        );
         document.detach();
         document.witness(3, |_| false, |_| true);
-        assert!(ended(&mut document, 3).is_empty() && document.attached().next().is_none(), "whether they live is unknown now");
+        assert!(
+            ended(&mut document, 3).is_empty() && document.attached().next().is_none(),
+            "whether they live is unknown now"
+        );
     }
 
     #[test]
     fn own_holds_and_those_of_living_processes_stay() {
         let mut document = Document::default();
         let outer = request(Mode::Shared);
-        let inner = [(); 2].map(|()| Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() });
+        let inner = [(); 2].map(|()| Request {
+            token: outer.token.nested(),
+            entry: Entry::Reenter,
+            ..outer.clone()
+        });
         take(&mut document, &outer, 0);
         for one in &inner {
-            assert!(matches!(document.ask(one, 1, None, || None), AskOutcome::Has(_)));
+            assert!(matches!(
+                document.ask(one, 1, None, || None),
+                AskOutcome::Has(_)
+            ));
         }
         document.drop_dead_holds(&outer.token, is(&[&inner[1]]));
-        let held = [&outer, &inner[0], &inner[1]].map(|one| document.has_hold(&one.token.hold_text()));
+        let held =
+            [&outer, &inner[0], &inner[1]].map(|one| document.has_hold(&one.token.hold_text()));
         assert_eq!(held, [true, false, true]);
     }
 
@@ -208,16 +336,35 @@ mod tests {
         take(&mut document, &request(Mode::Shared), 0);
         let (writer, reader) = (request(Mode::Exclusive), request(Mode::Shared));
         for one in [&writer, &reader] {
-            assert!(matches!(document.ask(one, 1, None, || None), AskOutcome::Busy(_)));
+            assert!(matches!(
+                document.ask(one, 1, None, || None),
+                AskOutcome::Busy(_)
+            ));
         }
-        assert_eq!([&writer, &reader].map(|one| document.position(&one.token)), [Some(0), Some(1)]);
+        assert_eq!(
+            [&writer, &reader].map(|one| document.position(&one.token)),
+            [Some(0), Some(1)]
+        );
         document.take_wake_ups(None);
         document.witness(2, |_| true, |_| true);
         assert!(document.take_wake_ups(None).is_empty());
         document.witness(2, |_| true, is(&[&reader]));
-        assert_eq!(document.take_wake_ups(None).iter().map(|woken| &woken.hold).collect::<Vec<_>>(), [&reader.token.hold_text()]);
-        assert_eq!([&writer, &reader].map(|one| document.position(&one.token)), [None, Some(0)]);
+        assert_eq!(
+            document
+                .take_wake_ups(None)
+                .iter()
+                .map(|woken| &woken.hold)
+                .collect::<Vec<_>>(),
+            [&reader.token.hold_text()]
+        );
+        assert_eq!(
+            [&writer, &reader].map(|one| document.position(&one.token)),
+            [None, Some(0)]
+        );
         document.witness(3, |_| true, |_| true);
-        assert!(document.take_wake_ups(None).is_empty(), "nothing has changed");
+        assert!(
+            document.take_wake_ups(None).is_empty(),
+            "nothing has changed"
+        );
     }
 }

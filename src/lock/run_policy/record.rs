@@ -61,8 +61,9 @@ pub struct LastRun {
 
 /// All run records of a lock. A run replaces only those parts that its run policy has.
 ///
-/// A run counts from the moment its command is executed. The record is written before that, in the granting step, so the record keeps
-/// what it replaces: a run that executes nothing puts it back. A record that no rule can need any more is not kept.
+/// A run counts from the moment its command is executed. The record is written before that, in the
+/// granting step, so the record keeps what it replaces: a run that executes nothing puts it back. A
+/// record that no rule can need any more is not kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunRecord {
     /// The record for skew guard and at-least.
@@ -85,7 +86,8 @@ pub struct Replaced {
     /// The start that was replaced.
     #[serde(rename = "o", default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Box<LastRun>>,
-    /// The last success before the start in the record. A later run does not take it back, whatever becomes of that run.
+    /// The last success before the start in the record. A later run does not take it back, whatever
+    /// becomes of that run.
     #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
     pub success: Option<Box<LastRun>>,
 }
@@ -100,14 +102,18 @@ impl Replaced {
 impl Cooldown {
     /// Whether a rule may still need the record, as far as its own run policy says.
     fn matters(&self, now_ms: u64) -> bool {
-        now_ms < self.at_ms.saturating_add(self.guard_ms.max(self.at_least_ms))
+        now_ms
+            < self
+                .at_ms
+                .saturating_add(self.guard_ms.max(self.at_least_ms))
     }
 
-    /// Returns the rest of a length from the start, unless it is over. A clock that was set back by more than the length
-    /// delays no run.
+    /// Returns the rest of a length from the start, unless it is over. A clock that was set back by
+    /// more than the length delays no run.
     pub fn within(&self, length_ms: u64, now_ms: u64) -> Option<Duration> {
         let over = self.at_ms.saturating_add(length_ms);
-        (now_ms.abs_diff(self.at_ms) < length_ms && now_ms < over).then(|| Duration::from_millis(over - now_ms))
+        (now_ms.abs_diff(self.at_ms) < length_ms && now_ms < over)
+            .then(|| Duration::from_millis(over - now_ms))
     }
 
     fn denial(&self, rule: Rule, left: Duration, now_ms: u64) -> Denial {
@@ -122,7 +128,8 @@ impl Cooldown {
 }
 
 impl LastRun {
-    /// Whether an attempt of this hold wrote the record without starting its command: a run reports its outcome.
+    /// Whether an attempt of this hold wrote the record without starting its command: a run reports
+    /// its outcome.
     fn is_of(&self, hold: &str) -> bool {
         self.hold == hold && self.state == RunState::Started
     }
@@ -145,7 +152,9 @@ impl LastRun {
 
     /// Whether the run began before the window. A start in the future did not.
     fn is_over(&self, once: &Once, now_ms: u64) -> bool {
-        now_ms.checked_sub(self.at_ms).is_some_and(|age| age >= whole_ms(once.window))
+        now_ms
+            .checked_sub(self.at_ms)
+            .is_some_and(|age| age >= whole_ms(once.window))
     }
 
     /// Returns the denial of another run.
@@ -162,36 +171,65 @@ impl LastRun {
 }
 
 impl RunRecord {
-    /// Returns why a request with this token is denied although the lock is free; `now_ms` is by the store's clock.
+    /// Returns why a request with this token is denied although the lock is free; `now_ms` is by
+    /// the store's clock.
     ///
-    /// A request's own record never denies it: an earlier attempt with a lost answer wrote the record, and its command was
-    /// never started.
-    pub fn judge(&self, run_policy: Option<&RunPolicy>, token: &Token, now_ms: u64) -> Option<Denial> {
+    /// A request's own record never denies it: an earlier attempt with a lost answer wrote the
+    /// record, and its command was never started.
+    pub fn judge(
+        &self,
+        run_policy: Option<&RunPolicy>,
+        token: &Token,
+        now_ms: u64,
+    ) -> Option<Denial> {
         if run_policy.is_some_and(|run_policy| run_policy.anyway) {
             return None;
         }
         let own = token.hold_text();
-        if let Some(cooldown) = self.cooldown.as_ref().filter(|cooldown| cooldown.hold != own) {
+        if let Some(cooldown) = self
+            .cooldown
+            .as_ref()
+            .filter(|cooldown| cooldown.hold != own)
+        {
             if let Some(left) = cooldown.within(cooldown.at_least_ms, now_ms) {
-                return Some(cooldown.denial(Rule::AtLeast(Duration::from_millis(cooldown.at_least_ms)), left, now_ms));
+                return Some(cooldown.denial(
+                    Rule::AtLeast(Duration::from_millis(cooldown.at_least_ms)),
+                    left,
+                    now_ms,
+                ));
             }
-            let guarded = run_policy.is_some_and(|run_policy| run_policy.skew_guard.is_some() && run_policy.place != cooldown.place);
-            if let Some(left) = cooldown.within(cooldown.guard_ms, now_ms).filter(|_| guarded) {
-                return Some(cooldown.denial(Rule::SkewGuard(Duration::from_millis(cooldown.guard_ms)), left, now_ms));
+            let guarded = run_policy.is_some_and(|run_policy| {
+                run_policy.skew_guard.is_some() && run_policy.place != cooldown.place
+            });
+            if let Some(left) = cooldown
+                .within(cooldown.guard_ms, now_ms)
+                .filter(|_| guarded)
+            {
+                return Some(cooldown.denial(
+                    Rule::SkewGuard(Duration::from_millis(cooldown.guard_ms)),
+                    left,
+                    now_ms,
+                ));
             }
         }
         let once = run_policy?.once?;
         let start = self.start.as_ref().filter(|start| !start.is_of(&own));
         let success = start.and(self.replaced.success.as_deref());
-        let denying = [start, success].into_iter().flatten().find(|start| !start.allows(&once, now_ms));
+        let denying = [start, success]
+            .into_iter()
+            .flatten()
+            .find(|start| !start.allows(&once, now_ms));
         denying.map(|start| start.denial(&once, now_ms))
     }
 
-    /// Returns the denial that holds for every host, or for every other host, whatever the request; `now_ms` as
-    /// in [`RunRecord::judge`].
+    /// Returns the denial that holds for every host, or for every other host, whatever the request;
+    /// `now_ms` as in [`RunRecord::judge`].
     pub fn current_denial(&self, now_ms: u64) -> Option<Denial> {
         let cooldown = self.cooldown.as_ref()?;
-        let rules = [(cooldown.at_least_ms, Rule::AtLeast as fn(Duration) -> Rule), (cooldown.guard_ms, Rule::SkewGuard)];
+        let rules = [
+            (cooldown.at_least_ms, Rule::AtLeast as fn(Duration) -> Rule),
+            (cooldown.guard_ms, Rule::SkewGuard),
+        ];
         rules.into_iter().find_map(|(ms, rule)| {
             let left = cooldown.within(ms, now_ms)?;
             Some(cooldown.denial(rule(Duration::from_millis(ms)), left, now_ms))
@@ -200,12 +238,18 @@ impl RunRecord {
 
     /// Records the start of a hold that is granted now with this run policy.
     pub fn begin(&mut self, request: &Request, fence: Fence, now_ms: u64) {
-        let Some(run_policy) = &request.run_policy else { return };
+        let Some(run_policy) = &request.run_policy else {
+            return;
+        };
         let hold = request.token.hold_text();
         if run_policy.skew_guard.is_some() || run_policy.at_least.is_some() {
-            let repeated = self.cooldown.as_ref().is_some_and(|before| before.hold == hold);
+            let repeated = self
+                .cooldown
+                .as_ref()
+                .is_some_and(|before| before.hold == hold);
             if let Some(before) = self.cooldown.take().filter(|_| !repeated) {
-                self.replaced.cooldown = Some(Box::new(before)).filter(|before| before.matters(now_ms) && !run_policy.forgets());
+                self.replaced.cooldown = Some(Box::new(before))
+                    .filter(|before| before.matters(now_ms) && !run_policy.forgets());
             }
             self.cooldown = Some(Cooldown {
                 at_ms: now_ms,
@@ -218,8 +262,13 @@ impl RunRecord {
             });
         }
         if let Some(once) = &run_policy.once {
-            let tries = self.start.as_ref().filter(|start| !run_policy.anyway && !start.is_over(once, now_ms));
-            let tries = tries.map_or(0, |start| start.tries.saturating_sub(u32::from(start.is_of(&hold))));
+            let tries = self
+                .start
+                .as_ref()
+                .filter(|start| !run_policy.anyway && !start.is_over(once, now_ms));
+            let tries = tries.map_or(0, |start| {
+                start.tries.saturating_sub(u32::from(start.is_of(&hold)))
+            });
             if let Some(before) = self.start.take().filter(|before| !before.is_of(&hold)) {
                 self.replace(before, run_policy.forgets(), now_ms);
             }
@@ -238,23 +287,36 @@ impl RunRecord {
     /// Keeps a start that is being replaced, and the last success, as long as they may matter.
     fn replace(&mut self, before: LastRun, forgets: bool, now_ms: u64) {
         let matters = |start: &LastRun| start.matters(now_ms) && !forgets;
-        let success = if before.state == RunState::Ok { Some(Box::new(before.clone())) } else { self.replaced.success.take() };
+        let success = if before.state == RunState::Ok {
+            Some(Box::new(before.clone()))
+        } else {
+            self.replaced.success.take()
+        };
         self.replaced.success = success.filter(|start| matters(start));
         self.replaced.start = Some(before).filter(matters).map(Box::new);
     }
 
-    /// Records the outcome of the start with this fence. Returns whether the record changed. A cancelled start executed nothing: the
-    /// record is again as it was before the start. A start that did not succeed does not take back an earlier success.
+    /// Records the outcome of the start with this fence. Returns whether the record changed. A
+    /// cancelled start executed nothing: the record is again as it was before the start. A start
+    /// that did not succeed does not take back an earlier success.
     pub fn end(&mut self, fence: Fence, state: RunState) -> bool {
         let mut changed = false;
-        if self.cooldown.as_ref().is_some_and(|cooldown| cooldown.fence == fence) {
+        if self
+            .cooldown
+            .as_ref()
+            .is_some_and(|cooldown| cooldown.fence == fence)
+        {
             let before = self.replaced.cooldown.take();
             changed = before.is_some() || state == RunState::Cancelled;
             if state == RunState::Cancelled {
                 self.cooldown = before.map(|before| *before);
             }
         }
-        let Some(start) = self.start.as_mut().filter(|start| start.fence == fence && start.state == RunState::Started) else {
+        let Some(start) = self
+            .start
+            .as_mut()
+            .filter(|start| start.fence == fence && start.state == RunState::Started)
+        else {
             return changed;
         };
         let (before, success) = (self.replaced.start.take(), self.replaced.success.take());
@@ -262,7 +324,11 @@ impl RunRecord {
             RunState::Started => (self.replaced.start, self.replaced.success) = (before, success),
             RunState::Cancelled => {
                 // An earlier success is still needed next to a start without a success.
-                self.replaced.success = success.filter(|_| before.as_ref().is_some_and(|before| before.state != RunState::Ok));
+                self.replaced.success = success.filter(|_| {
+                    before
+                        .as_ref()
+                        .is_some_and(|before| before.state != RunState::Ok)
+                });
                 self.start = before.map(|before| *before);
             }
             RunState::Ok => start.state = state,
@@ -276,10 +342,21 @@ impl RunRecord {
 
     /// Returns how long from now the record must be kept.
     pub fn relevant(&self, now_ms: u64) -> Duration {
-        let cooldowns = self.cooldown.iter().chain(self.replaced.cooldown.as_deref());
-        let starts = self.start.iter().chain(self.replaced.start.as_deref()).chain(self.replaced.success.as_deref());
+        let cooldowns = self
+            .cooldown
+            .iter()
+            .chain(self.replaced.cooldown.as_deref());
+        let starts = self
+            .start
+            .iter()
+            .chain(self.replaced.start.as_deref())
+            .chain(self.replaced.success.as_deref());
         let ends = cooldowns
-            .map(|cooldown| cooldown.at_ms.saturating_add(cooldown.guard_ms.max(cooldown.at_least_ms)))
+            .map(|cooldown| {
+                cooldown
+                    .at_ms
+                    .saturating_add(cooldown.guard_ms.max(cooldown.at_least_ms))
+            })
             .chain(starts.map(|start| start.at_ms.saturating_add(start.window_ms)));
         Duration::from_millis(ends.max().unwrap_or_default().saturating_sub(now_ms))
     }

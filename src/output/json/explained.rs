@@ -32,8 +32,16 @@ impl<'a> ExplainedReport<'a> {
     pub fn new(explained: &Explained<'a>, now: &Now) -> Self {
         let (holders, refused) = match explained.would {
             Prediction::Run => (Vec::new(), None),
-            Prediction::Held(_, holders) => (holders.iter().map(|holder| HolderReport::new(holder, now)).collect(), None),
-            Prediction::Denied(_, denial, option) => (Vec::new(), Some(DeniedReport::new(denial, option, now))),
+            Prediction::Held(_, holders) => (
+                holders
+                    .iter()
+                    .map(|holder| HolderReport::new(holder, now))
+                    .collect(),
+                None,
+            ),
+            Prediction::Denied(_, denial, option) => {
+                (Vec::new(), Some(DeniedReport::new(denial, option, now)))
+            }
         };
         Self {
             head: head("ok", exit::OK),

@@ -39,14 +39,21 @@ impl<'a> KnownKeys<'a> {
     pub fn new(keys: &'a [Summary], backend: &'a str) -> Self {
         let report = |one: &'a Summary| KnownKeyReport {
             key: one.key.as_str(),
-            last: one.last.as_ref().map(|run| HistoryEntryReport::new(&one.key, run)),
+            last: one
+                .last
+                .as_ref()
+                .map(|run| HistoryEntryReport::new(&one.key, run)),
             last_ok: one.ok_ms.and_then(rfc3339_ms),
             runs: one.runs,
             skips: one.skips,
             usually_every_ms: one.every.map(millis),
             late: one.late,
         };
-        Self { head: head("ok", exit::OK), backend, keys: keys.iter().map(report).collect() }
+        Self {
+            head: head("ok", exit::OK),
+            backend,
+            keys: keys.iter().map(report).collect(),
+        }
     }
 }
 
@@ -62,7 +69,14 @@ pub struct AllRuns<'a> {
 impl<'a> AllRuns<'a> {
     /// Reports runs of several keys.
     pub fn new(runs: &'a [(Key, RunOf)], backend: &'a str) -> Self {
-        Self { head: head("ok", exit::OK), backend, runs: runs.iter().map(|(key, run)| HistoryEntryReport::new(key, run)).collect() }
+        Self {
+            head: head("ok", exit::OK),
+            backend,
+            runs: runs
+                .iter()
+                .map(|(key, run)| HistoryEntryReport::new(key, run))
+                .collect(),
+        }
     }
 }
 
@@ -94,17 +108,27 @@ impl<'a> HostBroken<'a> {
         status: u8,
         interrupted: bool,
     ) -> Self {
-        let report = |(key, fence, outcome): &'a (&Key, Fence, Option<Result<&'static str>>)| BrokenReport {
-            key: key.as_str(),
-            fence: fence.0,
-            how: outcome.as_ref().and_then(|outcome| outcome.as_ref().ok().copied()),
-            error: outcome.as_ref().and_then(|outcome| outcome.as_ref().err().map(ErrorReport::new)),
-        };
+        let report =
+            |(key, fence, outcome): &'a (&Key, Fence, Option<Result<&'static str>>)| BrokenReport {
+                key: key.as_str(),
+                fence: fence.0,
+                how: outcome
+                    .as_ref()
+                    .and_then(|outcome| outcome.as_ref().ok().copied()),
+                error: outcome
+                    .as_ref()
+                    .and_then(|outcome| outcome.as_ref().err().map(ErrorReport::new)),
+            };
         let result = match status {
             _ if interrupted => "interrupted",
             exit::OK => "ok",
             _ => "error",
         };
-        Self { head: head(result, status), host, backend, holds: outcomes.iter().map(report).collect() }
+        Self {
+            head: head(result, status),
+            host,
+            backend,
+            holds: outcomes.iter().map(report).collect(),
+        }
     }
 }

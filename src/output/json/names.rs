@@ -43,6 +43,12 @@ impl<'a> NamesReport<'a> {
             about: Some(neighbour.library.about).filter(|about| !about.is_empty()),
         };
         let libraries = sharing.libraries.iter().map(report).collect();
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, stored_as: &sharing.stored_as, libraries }
+        Self {
+            head: head("ok", exit::OK),
+            key: key.as_str(),
+            backend,
+            stored_as: &sharing.stored_as,
+            libraries,
+        }
     }
 }

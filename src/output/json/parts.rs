@@ -9,7 +9,10 @@ use super::super::{
     history::RunOf,
     time::{millis, rfc3339_ms},
 };
-use crate::lock::{self, Break, Denial, Effect, End, Error, Holder, Key, Kind, Mode, NodeView, Rule, SkipCount, Waiter};
+use crate::lock::{
+    self, Break, Denial, Effect, End, Error, Holder, Key, Kind, Mode, NodeView, Rule, SkipCount,
+    Waiter,
+};
 
 /// One lock.
 #[derive(Debug, Serialize)]
@@ -36,7 +39,11 @@ impl<'a> LockReport<'a> {
             refused_until: denial.and_then(|denial| now.utc_after(denial.again_in?)),
             refused: denial.map(|denial| DeniedReport::new(denial, &lock.option, now)),
             last_fence: state.last_fence.map(|fence| fence.0),
-            holders: state.holders.iter().map(|holder| HolderReport::new(holder, now)).collect(),
+            holders: state
+                .holders
+                .iter()
+                .map(|holder| HolderReport::new(holder, now))
+                .collect(),
             waiters: state.waiters.iter().map(WaiterReport::new).collect(),
             nodes: state.nodes.iter().map(NodeReport::new).collect(),
         }
@@ -188,7 +195,11 @@ pub struct BreakReport<'a> {
 impl<'a> BreakReport<'a> {
     /// Reports the mark of a break.
     pub fn new(mark: &'a Break) -> Self {
-        Self { by: &mark.by, reason: mark.why.as_deref(), seen: mark.seen }
+        Self {
+            by: &mark.by,
+            reason: mark.why.as_deref(),
+            seen: mark.seen,
+        }
     }
 }
 
@@ -199,7 +210,11 @@ impl<'a> HolderReport<'a> {
         Self {
             mode: mode(holder.mode),
             permit: holder.permit,
-            permits: if let Mode::Permits(most) = holder.mode { Some(most) } else { None },
+            permits: if let Mode::Permits(most) = holder.mode {
+                Some(most)
+            } else {
+                None
+            },
             host: metadata.and_then(|m| m.host.as_deref()),
             user: metadata.and_then(|m| m.user.as_deref()),
             pid: metadata.and_then(|m| m.pid),
@@ -257,7 +272,10 @@ impl<'a> HistoryEntryReport<'a> {
             ended: run.ended_ms.and_then(rfc3339_ms),
             waited_ms: metadata.and_then(|m| m.waited_ms),
             ran_ms: run.end.as_ref().and_then(|_| run.ran_ms(0)),
-            end: run.end.as_ref().map_or_else(|| "running".into(), ToString::to_string),
+            end: run
+                .end
+                .as_ref()
+                .map_or_else(|| "running".into(), ToString::to_string),
             bad: run.end.as_ref().is_some_and(End::is_bad),
             reason: run.why.as_deref(),
         }
@@ -276,8 +294,17 @@ pub struct SkipCountReport<'a> {
 
 impl<'a> SkipCountReport<'a> {
     pub(super) fn new(skips: &'a SkipCount) -> Self {
-        let (since, last) = (skips.since_ms.and_then(rfc3339_ms), skips.last_ms.and_then(rfc3339_ms));
-        Self { host: &skips.host, count: skips.count, since, last, reason: &skips.reason }
+        let (since, last) = (
+            skips.since_ms.and_then(rfc3339_ms),
+            skips.last_ms.and_then(rfc3339_ms),
+        );
+        Self {
+            host: &skips.host,
+            count: skips.count,
+            since,
+            last,
+            reason: &skips.reason,
+        }
     }
 }
 

@@ -5,7 +5,11 @@ use crate::lock::{Holder, LockState, Metadata, Mode};
 
 #[test]
 fn any_metadata_gives_one_line_of_json() {
-    let metadata = Metadata { host: Some("a\n\u{1b}\"\u{202e}".into()), description: Some("x".repeat(1 << 20)), ..Metadata::default() };
+    let metadata = Metadata {
+        host: Some("a\n\u{1b}\"\u{202e}".into()),
+        description: Some("x".repeat(1 << 20)),
+        ..Metadata::default()
+    };
     let holder = Holder {
         permit: None,
         mode: Mode::Exclusive,
@@ -31,7 +35,10 @@ fn any_metadata_gives_one_line_of_json() {
     let text = line(&InspectReport::new(&LockView::from(state), "local", &now));
     assert_eq!(text.matches('\n').count(), 1);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!((&json["schema"], &json["result"], &json["held"]), (&"dlock/1".into(), &"ok".into(), &true.into()));
+    assert_eq!(
+        (&json["schema"], &json["result"], &json["held"]),
+        (&"dlock/1".into(), &"ok".into(), &true.into())
+    );
     let holder = &json["holders"][0];
     assert_eq!(holder["since"], "2026-11-20T01:59:00.000Z");
     assert_eq!(holder["host"], "a\n\u{1b}\"\u{202e}");

@@ -1,4 +1,5 @@
-//! What the guardian sleeps for: orders, its children, deadlines, and the connections that the lock depends on.
+//! What the guardian sleeps for: orders, its children, deadlines, and the connections that the lock
+//! depends on.
 
 use std::time::Duration;
 
@@ -13,21 +14,44 @@ impl GuardianLoop {
         let bound = self.bound;
         let next = match &self.phase {
             Phase::Idle => None,
-            Phase::Running => bound.then_some(self.deadlines.term_at).into_iter().chain(self.time_up_at).min(),
-            Phase::Stopping(kill_at) if bound && self.lapsed => Some((*kill_at).min(self.deadlines.kill_at)),
+            Phase::Running => bound
+                .then_some(self.deadlines.term_at)
+                .into_iter()
+                .chain(self.time_up_at)
+                .min(),
+            Phase::Stopping(kill_at) if bound && self.lapsed => {
+                Some((*kill_at).min(self.deadlines.kill_at))
+            }
             Phase::Stopping(kill_at) if bound => Some((*kill_at).min(self.deadlines.term_at)),
             Phase::Stopping(kill_at) => Some(*kill_at),
             Phase::Killing(hunt) => Some(hunt.next_at()),
         };
-        // The guardian polls: no event reports that a cgroup became empty after the last child was reaped.
+        // The guardian polls: no event reports that a cgroup became empty after the last child was
+        // reaped.
         let look_again = self.emptied.map(|emptied| {
             let now = BootClock::read();
-            now.plus(if now.since(emptied) < DRAIN_DELAY { Duration::from_millis(1) } else { DRAIN_DELAY })
+            now.plus(if now.since(emptied) < DRAIN_DELAY {
+                Duration::from_millis(1)
+            } else {
+                DRAIN_DELAY
+            })
         });
         let wake = self.wakes_dlock().then(|| BootClock::read().plus(WAKE));
-        let severed = self.severed.filter(|_| !self.lapsed).map(|at| at.plus(DLOCK_FIRST));
-        arm(&self.timer, [next, look_again, wake, severed].into_iter().flatten().min());
-        let mut sources = vec![PollFd::new(&self.children, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
+        let severed = self
+            .severed
+            .filter(|_| !self.lapsed)
+            .map(|at| at.plus(DLOCK_FIRST));
+        arm(
+            &self.timer,
+            [next, look_again, wake, severed]
+                .into_iter()
+                .flatten()
+                .min(),
+        );
+        let mut sources = vec![
+            PollFd::new(&self.children, PollFlags::IN),
+            PollFd::new(&self.timer, PollFlags::IN),
+        ];
         if !self.orphaned {
             sources.push(PollFd::new(&self.setup.socket, PollFlags::IN));
         }
@@ -36,10 +60,16 @@ impl GuardianLoop {
         }
         let others = sources.len();
         if self.watches_lifelines() {
-            sources.extend(self.lifelines.iter().map(|line| PollFd::new(line, PollFlags::RDHUP)));
+            sources.extend(
+                self.lifelines
+                    .iter()
+                    .map(|line| PollFd::new(line, PollFlags::RDHUP)),
+            );
         }
         let _ = poll(&mut sources, None);
-        let severed = sources[others..].iter().any(|line| !line.revents().is_empty());
+        let severed = sources[others..]
+            .iter()
+            .any(|line| !line.revents().is_empty());
         drop(sources);
         if severed {
             self.severed = Some(BootClock::read());

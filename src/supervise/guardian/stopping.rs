@@ -21,9 +21,13 @@ impl GuardianLoop {
         if matches!(self.phase, Phase::Idle) || self.is_done() {
             return;
         }
-        if self.bound && !self.lapsed && self.severed.is_some_and(|at| now >= at.plus(DLOCK_FIRST)) {
+        if self.bound && !self.lapsed && self.severed.is_some_and(|at| now >= at.plus(DLOCK_FIRST))
+        {
             // The next holder starts soon, and a stopped dlock gives no order.
-            self.deadlines = Deadlines { term_at: now, kill_at: now };
+            self.deadlines = Deadlines {
+                term_at: now,
+                kill_at: now,
+            };
         }
         // A command that is gone can't be stopped, but its descendants can.
         if self.bound && !self.lapsed && now >= self.deadlines.term_at {
@@ -39,15 +43,25 @@ impl GuardianLoop {
         }
         if matches!(self.phase, Phase::Running) && self.time_up_at.is_some_and(|at| now >= at) {
             self.report(&Report::TimeUp);
-            self.stop(StopReason::TimeUp, now.plus(self.setup.plan.grace), Signal::TERM);
+            self.stop(
+                StopReason::TimeUp,
+                now.plus(self.setup.plan.grace),
+                Signal::TERM,
+            );
         }
         // Right after the last process was reaped, its cgroup may still seem populated.
-        let settled = self.emptied.is_none_or(|emptied| now.since(emptied) >= DRAIN_DELAY);
+        let settled = self
+            .emptied
+            .is_none_or(|emptied| now.since(emptied) >= DRAIN_DELAY);
         if self.outcome.is_some() && matches!(self.phase, Phase::Running) && settled {
             self.judge_leftover(now);
         }
         if let Phase::Stopping(kill_at) = self.phase {
-            let due = if self.bound { kill_at.min(self.deadlines.kill_at) } else { kill_at };
+            let due = if self.bound {
+                kill_at.min(self.deadlines.kill_at)
+            } else {
+                kill_at
+            };
             if now >= due {
                 self.begin_killing(now);
             }
@@ -60,21 +74,36 @@ impl GuardianLoop {
             Leftover::Wait if !self.leftover_told => {
                 self.leftover_told = true;
                 let left = tree::below(getpid().as_raw_pid(), &[]).unwrap_or_default();
-                let mut pids: Vec<i32> = left.iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect();
-                pids.extend(self.cgroup.as_ref().map(Cgroup::members).unwrap_or_default());
+                let mut pids: Vec<i32> = left
+                    .iter()
+                    .filter(|process| !process.is_dead())
+                    .map(|process| process.pid)
+                    .collect();
+                pids.extend(
+                    self.cgroup
+                        .as_ref()
+                        .map(Cgroup::members)
+                        .unwrap_or_default(),
+                );
                 pids.sort_unstable();
                 pids.dedup();
                 pids.truncate(1000);
                 self.report(&Report::Leftover(pids));
             }
-            Leftover::Kill => self.stop(StopReason::Leftover, now.plus(self.setup.plan.grace), Signal::TERM),
+            Leftover::Kill => self.stop(
+                StopReason::Leftover,
+                now.plus(self.setup.plan.grace),
+                Signal::TERM,
+            ),
             Leftover::Wait | Leftover::Leave => {}
         }
     }
 
     fn hunt(&mut self, now: BootTime) {
         let group = self.group();
-        let Phase::Killing(hunt) = &mut self.phase else { return };
+        let Phase::Killing(hunt) = &mut self.phase else {
+            return;
+        };
         if now < hunt.next_at() {
             return;
         }
@@ -90,7 +119,10 @@ impl GuardianLoop {
 
     /// Returns the command's PID, unless the command was reaped.
     pub(super) fn alive(&self) -> Option<Pid> {
-        self.command.as_ref().filter(|_| self.outcome.is_none()).map(|command| command.pid)
+        self.command
+            .as_ref()
+            .filter(|_| self.outcome.is_none())
+            .map(|command| command.pid)
     }
 
     /// Returns the command's own process group, as long as its ID can't have been reused.
@@ -139,7 +171,12 @@ impl GuardianLoop {
             (None, Some(command)) => kill_process(command, Signal::KILL),
             (None, None) => Ok(()),
         };
-        self.phase = Phase::Killing(Hunt::new(getpid().as_raw_pid(), Vec::new(), std::mem::take(&mut self.termed), now));
+        self.phase = Phase::Killing(Hunt::new(
+            getpid().as_raw_pid(),
+            Vec::new(),
+            std::mem::take(&mut self.termed),
+            now,
+        ));
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -154,6 +191,9 @@ impl GuardianLoop {
 
     /// Whether descendants may be left running: never after the tree was stopped.
     pub(super) fn leaves_leftover(&self) -> bool {
-        self.setup.plan.leftover == Leftover::Leave && self.outcome.is_some() && matches!(self.phase, Phase::Running) && !self.orphaned
+        self.setup.plan.leftover == Leftover::Leave
+            && self.outcome.is_some()
+            && matches!(self.phase, Phase::Running)
+            && !self.orphaned
     }
 }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Amendment, Attempt, Break, End, Fence, Intent, Key, Mode, Release, ReleaseInfo, Renewal, Request, Scope};
+use dlock::lock::{
+    Amendment, Attempt, Break, End, Fence, Intent, Key, Mode, Release, ReleaseInfo, Renewal,
+    Request, Scope,
+};
 
 use super::{
     Case, cases, everywhere,
@@ -35,27 +38,43 @@ pub fn all() -> Vec<Case> {
         a_nested_hold_is_broken_with_its_outer_hold,
         a_nested_hold_that_outlives_its_outer_hold_is_broken,
     ]);
-    all.extend(cases![|kind| kind.crosses_processes() && !kind.bound_to_processes() =>
-        nested_holds_are_evicted_with_their_outer_hold,
-    ]);
+    all.extend(
+        cases![|kind| kind.crosses_processes() && !kind.bound_to_processes() =>
+            nested_holds_are_evicted_with_their_outer_hold,
+        ],
+    );
     // One node of Redlock claims a warning, and that node may not have the hold.
-    all.extend(cases![|kind| kind != Kind::Redlock => no_client_claims_a_warning_about_a_released_hold]);
+    all.extend(
+        cases![|kind| kind != Kind::Redlock => no_client_claims_a_warning_about_a_released_hold],
+    );
     all.extend(cases![|kind| kind.keeps_positions() => a_waiter_is_not_broken]);
     all.extend(cases![|kind| kind.shared() => breaking_one_reader_leaves_the_others]);
     all
 }
 
 async fn mark(client: &mut Client, key: &Key, fence: Fence, why: &str) -> bool {
-    client.0.amend(key, Amendment::Mark(fence, &broken(why))).await.unwrap_or_else(|error| panic!("mark: {error:?}"))
+    client
+        .0
+        .amend(key, Amendment::Mark(fence, &broken(why)))
+        .await
+        .unwrap_or_else(|error| panic!("mark: {error:?}"))
 }
 
 async fn evict(client: &mut Client, key: &Key, fence: Fence) -> bool {
-    client.0.amend(key, Amendment::Evict(fence, &broken("NFS"))).await.unwrap_or_else(|error| panic!("evict: {error:?}"))
+    client
+        .0
+        .amend(key, Amendment::Evict(fence, &broken("NFS")))
+        .await
+        .unwrap_or_else(|error| panic!("evict: {error:?}"))
 }
 
 /// Renews with the intent to drain: the lock stays held until the command is dead.
 async fn drain(client: &mut Client, of: &Request) -> Renewal {
-    client.0.renew(&of.key, &of.token, Intent::Drain).await.unwrap_or_else(|error| panic!("renew: {error:?}"))
+    client
+        .0
+        .renew(&of.key, &of.token, Intent::Drain)
+        .await
+        .unwrap_or_else(|error| panic!("renew: {error:?}"))
 }
 
 async fn shown_break(client: &mut Client, key: &Key) -> Option<Break> {
@@ -72,10 +91,18 @@ async fn a_marked_hold_is_renewed_only_to_drain(lab: &Lab) {
     a.renewed(&asked, None).await;
     assert!(mark(&mut b, &job, fence, "NFS \"hangs\"\n\u{2600}").await);
     for _ in 0..2 {
-        assert_eq!(a.renew(&asked, None).await, Renewal::Broken(broken("NFS \"hangs\"\n\u{2600}")));
+        assert_eq!(
+            a.renew(&asked, None).await,
+            Renewal::Broken(broken("NFS \"hangs\"\n\u{2600}"))
+        );
     }
-    assert!(matches!(drain(&mut a, &asked).await, Renewal::Renewed { fence: same, .. } if same == fence));
-    assert!(matches!(drain(&mut a, &asked).await, Renewal::Renewed { .. }));
+    assert!(
+        matches!(drain(&mut a, &asked).await, Renewal::Renewed { fence: same, .. } if same == fence)
+    );
+    assert!(matches!(
+        drain(&mut a, &asked).await,
+        Renewal::Renewed { .. }
+    ));
     b.refused(&request(&job, LONG)).await;
     a.free(&asked).await;
 }
@@ -89,9 +116,18 @@ async fn a_mark_is_shown_and_the_hold_continues(lab: &Lab) {
     mark(&mut b, &job, fence, "NFS").await;
     assert_eq!(shown_break(&mut b, &job).await, Some(broken("NFS")));
     b.refused(&request(&job, LONG)).await;
-    assert!(matches!(b.0.renew(&job, &asked.token, Intent::Probe).await, Ok(Renewal::Kept { .. })));
+    assert!(matches!(
+        b.0.renew(&job, &asked.token, Intent::Probe).await,
+        Ok(Renewal::Kept { .. })
+    ));
     drain(&mut a, &asked).await;
-    assert_eq!(shown_break(&mut b, &job).await, Some(Break { seen: true, ..broken("NFS") }));
+    assert_eq!(
+        shown_break(&mut b, &job).await,
+        Some(Break {
+            seen: true,
+            ..broken("NFS")
+        })
+    );
     b.refused(&request(&job, LONG)).await;
     a.free(&asked).await;
     assert!(b.inspect(&job).await.holders.is_empty());
@@ -103,8 +139,14 @@ async fn a_mark_that_was_seen_stays_seen(lab: &Lab) {
     let asked = request(&job, LONG);
     let fence = a.take(&asked).await.fence;
     mark(&mut b, &job, fence, "NFS").await;
-    assert!(matches!(drain(&mut a, &asked).await, Renewal::Renewed { .. } | Renewal::Kept { .. }));
-    let seen = Break { seen: true, ..broken("NFS") };
+    assert!(matches!(
+        drain(&mut a, &asked).await,
+        Renewal::Renewed { .. } | Renewal::Kept { .. }
+    ));
+    let seen = Break {
+        seen: true,
+        ..broken("NFS")
+    };
     assert_eq!(a.renew(&asked, None).await, Renewal::Broken(seen.clone()));
     assert_eq!(shown_break(&mut b, &job).await, Some(seen));
 }
@@ -114,7 +156,13 @@ async fn no_client_claims_a_warning_about_a_released_hold(lab: &Lab) {
     let job = key("job");
     let asked = request(&job, LONG);
     let fence = a.take(&asked).await.fence;
-    let warn = async |client: &mut Client, level| client.0.amend(&job, Amendment::Warn(fence, level)).await.expect("warn");
+    let warn = async |client: &mut Client, level| {
+        client
+            .0
+            .amend(&job, Amendment::Warn(fence, level))
+            .await
+            .expect("warn")
+    };
     assert!(warn(&mut b, 1).await && !warn(&mut b, 1).await && warn(&mut b, 2).await);
     a.free(&asked).await;
     assert!(!warn(&mut b, 3).await);
@@ -126,14 +174,28 @@ async fn a_marked_hold_is_recorded_as_broken(lab: &Lab) {
     let asked = request(&job, LONG);
     let fence = a.take(&asked).await.fence;
     mark(&mut b, &job, fence, "NFS").await;
-    let Renewal::Broken(decision) = a.renew(&asked, None).await else { panic!("renewed") };
+    let Renewal::Broken(decision) = a.renew(&asked, None).await else {
+        panic!("renewed")
+    };
     drain(&mut a, &asked).await;
     let (end, why) = (&decision).into();
-    let info = ReleaseInfo { end: Some(end), why, ..Scope::Tree.into() };
-    assert_eq!(a.0.release(&job, &asked.token, &info).await.expect("release"), Release::Released);
+    let info = ReleaseInfo {
+        end: Some(end),
+        why,
+        ..Scope::Tree.into()
+    };
+    assert_eq!(
+        a.0.release(&job, &asked.token, &info)
+            .await
+            .expect("release"),
+        Release::Released
+    );
     let next = b.hold(&job).await;
     let past = history(&mut b, &job).await.past;
-    assert!(past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(fence), "{past:?}");
+    assert!(
+        past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(fence),
+        "{past:?}"
+    );
     assert_eq!(past[0].why.as_deref(), Some("by ana@ops1: \"NFS\""));
     b.free(&next).await;
 }
@@ -156,17 +218,26 @@ async fn a_marked_hold_ends_with_its_lease(lab: &Lab) {
     b.renewed(&next, None).await;
     assert_eq!(shown_break(&mut b, &job).await, None);
     let past = history(&mut b, &job).await.past;
-    assert!(past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(grant.fence), "{past:?}");
+    assert!(
+        past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(grant.fence),
+        "{past:?}"
+    );
 }
 
 async fn only_the_hold_with_the_given_fence_is_marked(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    assert!(!mark(&mut b, &job, Fence(7), "NFS").await, "the lock is free");
+    assert!(
+        !mark(&mut b, &job, Fence(7), "NFS").await,
+        "the lock is free"
+    );
     let first = request(&job, LONG);
     let before = a.take(&first).await.fence;
     a.free(&first).await;
-    assert!(!mark(&mut b, &job, before, "NFS").await, "the hold was released");
+    assert!(
+        !mark(&mut b, &job, before, "NFS").await,
+        "the hold was released"
+    );
     let second = request(&job, LONG);
     let fence = a.take(&second).await.fence;
     for other in [before, Fence(fence.0 + 1), Fence(0)] {
@@ -189,7 +260,13 @@ async fn a_hold_can_be_marked_again(lab: &Lab) {
     drain(&mut a, &asked).await;
     // A holder that is draining already goes on draining.
     mark(&mut b, &job, fence, "three").await;
-    assert_eq!(shown_break(&mut b, &job).await, Some(Break { seen: true, ..broken("three") }));
+    assert_eq!(
+        shown_break(&mut b, &job).await,
+        Some(Break {
+            seen: true,
+            ..broken("three")
+        })
+    );
     a.free(&asked).await;
 }
 
@@ -237,7 +314,10 @@ async fn an_evicted_holder_holds_nothing(lab: &Lab) {
     assert_eq!(a.release(&asked, Scope::Tree).await, Release::NotHeld);
     b.renewed(&next, None).await;
     let past = history(&mut b, &job).await.past;
-    assert!(past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(fence), "{past:?}");
+    assert!(
+        past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(fence),
+        "{past:?}"
+    );
     b.free(&next).await;
 }
 
@@ -258,7 +338,13 @@ async fn an_eviction_frees_the_lock_for_a_waiter(lab: &Lab) {
     );
     assert!(grant.fence > fence);
     // The grant after a vanished holder may have a drain delay of half a second.
-    assert!(lab.kind.clock_is_ours() || !lab.kind.notifies() || began.elapsed() < soon() + Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(
+        lab.kind.clock_is_ours()
+            || !lab.kind.notifies()
+            || began.elapsed() < soon() + Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
     b.free(&wanted).await;
 }
 
@@ -277,7 +363,15 @@ async fn only_the_hold_with_the_given_fence_is_evicted(lab: &Lab) {
     a.renewed(&second, None).await;
     b.refused(&request(&job, LONG)).await;
     a.free(&second).await;
-    assert_eq!(history(&mut b, &job).await.past.iter().filter(|past| past.end == End::Broken).count(), 0);
+    assert_eq!(
+        history(&mut b, &job)
+            .await
+            .past
+            .iter()
+            .filter(|past| past.end == End::Broken)
+            .count(),
+        0
+    );
 }
 
 async fn a_nested_hold_is_broken_with_its_outer_hold(lab: &Lab) {
@@ -290,7 +384,10 @@ async fn a_nested_hold_is_broken_with_its_outer_hold(lab: &Lab) {
     mark(&mut c, &job, fence, "NFS").await;
     assert_eq!(b.renew(&inner, None).await, Renewal::Broken(broken("NFS")));
     assert_eq!(a.renew(&outer, None).await, Renewal::Broken(broken("NFS")));
-    assert!(matches!(drain(&mut b, &inner).await, Renewal::Renewed { .. }));
+    assert!(matches!(
+        drain(&mut b, &inner).await,
+        Renewal::Renewed { .. }
+    ));
     assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
     a.free(&outer).await;
 }
@@ -316,11 +413,22 @@ async fn a_nested_hold_that_outlives_its_outer_hold_is_broken(lab: &Lab) {
         assert_eq!(b.renew(&inner, None).await, Renewal::Broken(broken("NFS")));
         assert_eq!(b.renew(&other, None).await, Renewal::Broken(broken("NFS")));
         for of in [&inner, &other, &inner] {
-            assert!(matches!(drain(&mut b, of).await, Renewal::Renewed { fence: same, .. } if same == fence));
+            assert!(
+                matches!(drain(&mut b, of).await, Renewal::Renewed { fence: same, .. } if same == fence)
+            );
         }
-        assert_eq!(shown_break(&mut c, &job).await, Some(Break { seen: true, ..broken("NFS") }));
+        assert_eq!(
+            shown_break(&mut c, &job).await,
+            Some(Break {
+                seen: true,
+                ..broken("NFS")
+            })
+        );
         assert_eq!(b.release(&other, Scope::Hold).await, Release::StillHeld(1));
-        assert!(matches!(drain(&mut b, &inner).await, Renewal::Renewed { .. }));
+        assert!(matches!(
+            drain(&mut b, &inner).await,
+            Renewal::Renewed { .. }
+        ));
         b.free(&inner).await;
         assert_eq!(history(&mut c, &job).await.past[0].fence, Some(fence));
     }
@@ -346,14 +454,19 @@ async fn nested_holds_are_evicted_with_their_outer_hold(lab: &Lab) {
         c.renewed(&next, None).await;
         c.free(&next).await;
         let past = history(&mut c, &job).await.past;
-        assert!(past.iter().any(|past| past.end == End::Broken && past.fence == Some(fence)), "{past:?}");
+        assert!(
+            past.iter()
+                .any(|past| past.end == End::Broken && past.fence == Some(fence)),
+            "{past:?}"
+        );
     }
 }
 
 async fn a_waiter_is_not_broken(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    // The waiter's position has a visible number, which becomes its fence. Other cases on the same server raise that number too.
+    // The waiter's position has a visible number, which becomes its fence. Other cases on the same
+    // server raise that number too.
     for _ in 0..10 {
         let held = request(&job, LONG);
         let fence = a.take(&held).await.fence;
@@ -377,14 +490,32 @@ async fn a_waiter_is_not_broken(lab: &Lab) {
 async fn breaking_one_reader_leaves_the_others(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    let (one, two, three) = (request(&job, LONG), request(&job, LONG), request(&job, LONG));
-    let [one, two, three] = [one, two, three].map(|reader| Request { mode: Mode::Shared, ..reader });
-    let fences = [a.take(&one).await.fence, b.take(&two).await.fence, a.take(&three).await.fence];
+    let (one, two, three) = (
+        request(&job, LONG),
+        request(&job, LONG),
+        request(&job, LONG),
+    );
+    let [one, two, three] = [one, two, three].map(|reader| Request {
+        mode: Mode::Shared,
+        ..reader
+    });
+    let fences = [
+        a.take(&one).await.fence,
+        b.take(&two).await.fence,
+        a.take(&three).await.fence,
+    ];
     assert!(mark(&mut c, &job, fences[1], "NFS").await);
     assert_eq!(b.renew(&two, None).await, Renewal::Broken(broken("NFS")));
     a.renewed(&one, None).await;
     a.renewed(&three, None).await;
-    let marked: Vec<_> = c.inspect(&job).await.holders.into_iter().filter(|holder| holder.broken.is_some()).map(|it| it.fence).collect();
+    let marked: Vec<_> = c
+        .inspect(&job)
+        .await
+        .holders
+        .into_iter()
+        .filter(|holder| holder.broken.is_some())
+        .map(|it| it.fence)
+        .collect();
     assert_eq!(marked, [Some(fences[1])]);
     if lab.kind.bound_to_processes() {
         return;
@@ -398,7 +529,9 @@ async fn breaking_one_reader_leaves_the_others(lab: &Lab) {
     a.free(&three).await;
     let past = history(&mut b, &job).await.past;
     assert!(
-        past.iter().map(|past| (past.fence, past.end == End::Broken)).eq([2, 1, 0].map(|n: usize| (Some(fences[n]), n == 1))),
+        past.iter()
+            .map(|past| (past.fence, past.end == End::Broken))
+            .eq([2, 1, 0].map(|n: usize| (Some(fences[n]), n == 1))),
         "{past:?}"
     );
 }

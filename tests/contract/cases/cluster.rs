@@ -1,4 +1,5 @@
-//! Redis Cluster: dlock finds and follows the node that has a lock, and waits while the lock's slot is moved.
+//! Redis Cluster: dlock finds and follows the node that has a lock, and waits while the lock's slot
+//! is moved.
 //!
 //! Each case that moves a slot or ends a node has its own cluster.
 
@@ -13,7 +14,10 @@ use dlock::{
         redis::{Redis, RedisOptions, Replicas},
     },
     lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
-    lock::{Attempt, Backend as _, Effect, Intent, Kind as ErrorKind, Mode, Progress, Release, Renewal, Request, Scope},
+    lock::{
+        Attempt, Backend as _, Effect, Intent, Kind as ErrorKind, Mode, Progress, Release, Renewal,
+        Request, Scope,
+    },
 };
 
 use super::{
@@ -56,7 +60,9 @@ const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 const FAILOVER: Duration = Duration::from_secs(20);
 
 fn client_at(cluster: &Cluster, nodes: &[usize]) -> Client {
-    Client(Box::new(Redis::new(options_at(nodes.iter().map(|nth| cluster.nodes[*nth].port)))))
+    Client(Box::new(Redis::new(options_at(
+        nodes.iter().map(|nth| cluster.nodes[*nth].port),
+    ))))
 }
 
 fn client(cluster: &Cluster) -> Client {
@@ -65,18 +71,39 @@ fn client(cluster: &Cluster) -> Client {
 
 /// Returns a client whose grants wait for the replica.
 fn replicated(cluster: &Cluster) -> Client {
-    let replicas = Some(Replicas { count: 1, within: Duration::from_secs(2) });
-    Client(Box::new(Redis::new(RedisOptions { replicas, ..options_at([cluster.nodes[0].port]) })))
+    let replicas = Some(Replicas {
+        count: 1,
+        within: Duration::from_secs(2),
+    });
+    Client(Box::new(Redis::new(RedisOptions {
+        replicas,
+        ..options_at([cluster.nodes[0].port])
+    })))
 }
 
 /// Returns a key whose slot belongs to a node.
 fn key_at(cluster: &Cluster, node: usize) -> dlock::lock::Key {
-    let name = (0..1000).map(|nth| format!("job-{nth}")).find(|name| cluster.owner(&format!("dlock:{name}")) == node);
+    let name = (0..1000)
+        .map(|nth| format!("job-{nth}"))
+        .find(|name| cluster.owner(&format!("dlock:{name}")) == node);
     key(&name.expect("a key"))
 }
 
-async fn core_acquire(client: &mut Client, request: Request, wait_policy: WaitPolicy) -> dlock::lock::Result<Outcome<()>> {
-    lease::acquire(&mut *client.0, &BootClock, request, wait_policy, LIMITS, pending::<()>(), |_| {}).await
+async fn core_acquire(
+    client: &mut Client,
+    request: Request,
+    wait_policy: WaitPolicy,
+) -> dlock::lock::Result<Outcome<()>> {
+    lease::acquire(
+        &mut *client.0,
+        &BootClock,
+        request,
+        wait_policy,
+        LIMITS,
+        pending::<()>(),
+        |_| {},
+    )
+    .await
 }
 
 async fn unreachable_nodes_are_skipped(_: &Lab) {
@@ -96,9 +123,20 @@ async fn unreachable_nodes_are_skipped(_: &Lab) {
     let held = a.hold(&job).await;
     assert!(began.elapsed() < soon(), "{:?}", began.elapsed());
     cluster.nodes[4].kill();
-    let error = client_at(&cluster, &[3, 4]).0.try_acquire(&request(&job, LONG)).await.expect_err("no node is reachable");
-    assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
-    assert!(error.message.contains("none of 2 nodes can tell"), "{error:?}");
+    let error = client_at(&cluster, &[3, 4])
+        .0
+        .try_acquire(&request(&job, LONG))
+        .await
+        .expect_err("no node is reachable");
+    assert_eq!(
+        (error.kind, error.effect),
+        (ErrorKind::Unavailable, Effect::NotApplied),
+        "{error:?}"
+    );
+    assert!(
+        error.message.contains("none of 2 nodes can tell"),
+        "{error:?}"
+    );
     a.free(&held).await;
 }
 
@@ -130,17 +168,28 @@ async fn a_hold_outlives_the_move_of_its_slot(_: &Lab) {
     assert_eq!(a.renewed(&held, None).await, fence, "no key has moved yet");
     cluster.move_keys(slot, 0, 1, |_| true);
     // All keys have moved. The new node serves only clients that were redirected (ASK).
-    assert_eq!(a.renewed(&held, None).await, fence, "redirected to the new node");
+    assert_eq!(
+        a.renewed(&held, None).await,
+        fence,
+        "redirected to the new node"
+    );
     assert_eq!(client(&cluster).renewed(&held, None).await, fence);
     assert_eq!(b.inspect(&job).await.holders.len(), 1);
     assert_eq!(b.keys("").await, [job.as_str()]);
     cluster.end_move(slot, 0, 1);
-    assert_eq!(a.renewed(&held, None).await, fence, "redirected to the new node permanently");
+    assert_eq!(
+        a.renewed(&held, None).await,
+        fence,
+        "redirected to the new node permanently"
+    );
     b.refused(&request(&job, LONG)).await;
     // A client that knows nothing of the move is redirected with its release.
     c.free(&held).await;
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
-    assert!(b.take(&request(&job, LONG)).await.fence > fence, "the fence counter has moved too");
+    assert!(
+        b.take(&request(&job, LONG)).await.fence > fence,
+        "the fence counter has moved too"
+    );
 }
 
 async fn a_slot_marked_for_a_move_keeps_its_holds(_: &Lab) {
@@ -149,42 +198,83 @@ async fn a_slot_marked_for_a_move_keeps_its_holds(_: &Lab) {
     let slot = cluster.slot(&format!("dlock:{job}"));
     let mut a = client(&cluster);
     for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits(2)] {
-        let held = Request { mode, ..request(&job, LONG) };
-        let inner = Request { mode, ..nested(&held) };
+        let held = Request {
+            mode,
+            ..request(&job, LONG)
+        };
+        let inner = Request {
+            mode,
+            ..nested(&held)
+        };
         let fence = a.take(&held).await.fence;
         a.take(&inner).await;
         cluster.begin_move(slot, 0, 1);
         // The process that took the lock, and one that knows only the token.
         assert_eq!(a.renewed(&held, None).await, fence, "{mode:?}");
-        assert_eq!(client(&cluster).renewed(&held, None).await, fence, "{mode:?}");
-        let holding = client(&cluster).0.renew(&job, &held.token, Intent::Probe).await.expect("verify");
-        assert!(matches!(holding, Renewal::Kept { .. }), "{mode:?}: {holding:?}");
-        assert_eq!(client(&cluster).release(&inner, Scope::Hold).await, Release::StillHeld(1), "{mode:?}");
+        assert_eq!(
+            client(&cluster).renewed(&held, None).await,
+            fence,
+            "{mode:?}"
+        );
+        let holding = client(&cluster)
+            .0
+            .renew(&job, &held.token, Intent::Probe)
+            .await
+            .expect("verify");
+        assert!(
+            matches!(holding, Renewal::Kept { .. }),
+            "{mode:?}: {holding:?}"
+        );
+        assert_eq!(
+            client(&cluster).release(&inner, Scope::Hold).await,
+            Release::StillHeld(1),
+            "{mode:?}"
+        );
         a.free(&held).await;
         cluster.nodes[0].command(&["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
         cluster.nodes[1].command(&["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
-        assert!(client(&cluster).inspect(&job).await.holders.is_empty(), "{mode:?}");
+        assert!(
+            client(&cluster).inspect(&job).await.holders.is_empty(),
+            "{mode:?}"
+        );
     }
 }
 
 /// The keys of readers and permits arrive one by one.
 async fn half_moved_shares_are_refused_until_the_move_is_done(_: &Lab) {
     let cluster = Cluster::start();
-    let ways =
-        [Mode::Shared, Mode::Permits(2)].map(|mode| [":shares", ":ends", ":rwlock_timeout:1", "the lock"].map(|ahead| (mode, ahead)));
-    let ways = ways.concat().into_iter().filter(|(mode, ahead)| *mode == Mode::Shared || !ahead.contains("timeout"));
-    let names = (0..1000).map(|nth| format!("job-{nth}")).filter(|name| cluster.owner(&format!("dlock:{name}")) == 0);
+    let ways = [Mode::Shared, Mode::Permits(2)].map(|mode| {
+        [":shares", ":ends", ":rwlock_timeout:1", "the lock"].map(|ahead| (mode, ahead))
+    });
+    let ways = ways
+        .concat()
+        .into_iter()
+        .filter(|(mode, ahead)| *mode == Mode::Shared || !ahead.contains("timeout"));
+    let names = (0..1000)
+        .map(|nth| format!("job-{nth}"))
+        .filter(|name| cluster.owner(&format!("dlock:{name}")) == 0);
     let names: Vec<_> = names.take(7).collect();
     for ((mode, ahead), name) in ways.zip(&names) {
         let (job, lock) = (key(name), format!("dlock:{name}"));
         let slot = cluster.slot(&lock);
         let mut a = client(&cluster);
-        let held = Request { mode, ..request(&job, LONG) };
+        let held = Request {
+            mode,
+            ..request(&job, LONG)
+        };
         let fence = a.take(&held).await.fence;
         cluster.begin_move(slot, 0, 1);
-        cluster.move_keys(slot, 0, 1, |name| name.ends_with(ahead) || ahead == "the lock" && name == lock);
-        let error = a.0.renew(&job, &held.token, None.into()).await.expect_err("half moved");
-        assert!(error.kind == ErrorKind::Unavailable && error.message.contains("moving"), "{mode:?} {ahead}: {error:?}");
+        cluster.move_keys(slot, 0, 1, |name| {
+            name.ends_with(ahead) || ahead == "the lock" && name == lock
+        });
+        let error =
+            a.0.renew(&job, &held.token, None.into())
+                .await
+                .expect_err("half moved");
+        assert!(
+            error.kind == ErrorKind::Unavailable && error.message.contains("moving"),
+            "{mode:?} {ahead}: {error:?}"
+        );
         cluster.move_keys(slot, 0, 1, |_| true);
         assert_eq!(a.renewed(&held, None).await, fence, "{mode:?} {ahead}");
         cluster.end_move(slot, 0, 1);
@@ -226,14 +316,29 @@ async fn a_half_moved_lock_is_refused_until_the_move_is_done(_: &Lab) {
     cluster.begin_move(slot, 0, 1);
     cluster.move_keys(slot, 0, 1, |name| name.ends_with(":record"));
     for error in [
-        a.0.renew(&job, &held.token, None.into()).await.expect_err("half moved"),
-        a.0.release(&job, &held.token, &Scope::Hold.into()).await.expect_err("half moved"),
-        a.0.try_acquire(&request(&job, LONG)).await.expect_err("half moved"),
+        a.0.renew(&job, &held.token, None.into())
+            .await
+            .expect_err("half moved"),
+        a.0.release(&job, &held.token, &Scope::Hold.into())
+            .await
+            .expect_err("half moved"),
+        a.0.try_acquire(&request(&job, LONG))
+            .await
+            .expect_err("half moved"),
         // A lock that was never held has no keys on either node.
-        a.0.try_acquire(&nested(&held)).await.expect_err("half moved"),
+        a.0.try_acquire(&nested(&held))
+            .await
+            .expect_err("half moved"),
     ] {
-        assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
-        assert!(error.message.contains("moving") && error.hint.is_some(), "{error:?}");
+        assert_eq!(
+            (error.kind, error.effect),
+            (ErrorKind::Unavailable, Effect::NotApplied),
+            "{error:?}"
+        );
+        assert!(
+            error.message.contains("moving") && error.hint.is_some(),
+            "{error:?}"
+        );
     }
     assert_eq!(a.inspect(&job).await.holders.len(), 1);
     // The core repeats the request until the move is over.
@@ -262,13 +367,18 @@ async fn a_hold_and_a_waiter_outlive_their_node(_: &Lab) {
         cluster.nodes[0].kill();
         let mut a = client_at(&cluster, &[0, 1]);
         let (renewal, _) = renew_until_answered(&mut a, &held).await;
-        assert!(matches!(renewal, Renewal::Renewed { fence: now, .. } if now == fence), "{renewal:?}");
+        assert!(
+            matches!(renewal, Renewal::Renewed { fence: now, .. } if now == fence),
+            "{renewal:?}"
+        );
         tokio::time::sleep(short() * 2).await;
         a.free(&held).await;
         Instant::now()
     };
     let (outcome, released) = tokio::join!(wait, release);
-    let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
+    let Ok(Outcome::Granted(lease)) = outcome else {
+        panic!("{outcome:?}")
+    };
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
     assert!(lease.fence > fence);
     assert_eq!(cluster.owner(&format!("dlock:{job}")), usize::from(MASTERS));
@@ -282,12 +392,26 @@ async fn an_acquire_unanswered_by_a_frozen_node_is_granted_once(_: &Lab) {
     a.free(&warm).await;
     cluster.nodes[0].freeze();
     let outcome = core_acquire(&mut a, request(&job, LONG), WaitPolicy::For(FAILOVER)).await;
-    let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
+    let Ok(Outcome::Granted(lease)) = outcome else {
+        panic!("{outcome:?}")
+    };
     cluster.nodes[0].thaw();
     cluster.settle();
     let state = client(&cluster).inspect(&job).await;
-    assert_eq!((state.holders.len(), state.holders[0].holds, state.holders[0].fence), (1, 1, Some(lease.fence)));
-    assert_eq!(a.0.release(&job, &lease.token, &Scope::Hold.into()).await.expect("release"), Release::Released);
+    assert_eq!(
+        (
+            state.holders.len(),
+            state.holders[0].holds,
+            state.holders[0].fence
+        ),
+        (1, 1, Some(lease.fence))
+    );
+    assert_eq!(
+        a.0.release(&job, &lease.token, &Scope::Hold.into())
+            .await
+            .expect("release"),
+        Release::Released
+    );
     client(&cluster).hold(&job).await;
 }
 
@@ -322,12 +446,31 @@ async fn a_lock_is_unavailable_without_its_node(_: &Lab) {
     cluster.nodes[0].kill();
     for seeds in [&[1, 2][..], &[0, 1]] {
         let mut other = client_at(&cluster, seeds);
-        let error = other.0.try_acquire(&request(&here, LONG)).await.expect_err("its node is down");
-        assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
-        other.0.list("", &Progress::default()).await.expect_err("a listing must not omit a node's locks");
+        let error = other
+            .0
+            .try_acquire(&request(&here, LONG))
+            .await
+            .expect_err("its node is down");
+        assert_eq!(
+            (error.kind, error.effect),
+            (ErrorKind::Unavailable, Effect::NotApplied),
+            "{error:?}"
+        );
+        other
+            .0
+            .list("", &Progress::default())
+            .await
+            .expect_err("a listing must not omit a node's locks");
     }
-    let error = a.0.renew(&here, &held.token, None.into()).await.expect_err("its node is down");
-    assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
+    let error =
+        a.0.renew(&here, &held.token, None.into())
+            .await
+            .expect_err("its node is down");
+    assert_eq!(
+        (error.kind, error.effect),
+        (ErrorKind::Unavailable, Effect::NotApplied),
+        "{error:?}"
+    );
 }
 
 async fn redisson_listeners_are_notified(_: &Lab) {
@@ -339,22 +482,36 @@ async fn redisson_listeners_are_notified(_: &Lab) {
     for channel in ["redisson_lock__channel", "redisson_rwlock"] {
         let mut subscribe = redis::cmd("SSUBSCRIBE");
         subscribe.arg(format!("{channel}:{{dlock:{job}}}"));
-        listening.send_packed_command(&subscribe.get_packed_command()).expect("sent");
+        listening
+            .send_packed_command(&subscribe.get_packed_command())
+            .expect("sent");
         let _: redis::Value = listening.recv_response().expect("subscribed");
     }
     // Redisson before version 3.22 subscribes on any node.
     let mut anywhere = cluster.nodes[2].connect();
     let mut subscribe = redis::cmd("SUBSCRIBE");
     subscribe.arg(format!("redisson_lock__channel:{{dlock:{job}}}"));
-    anywhere.send_packed_command(&subscribe.get_packed_command()).expect("sent");
+    anywhere
+        .send_packed_command(&subscribe.get_packed_command())
+        .expect("sent");
     let _: redis::Value = anywhere.recv_response().expect("subscribed");
     a.free(&held).await;
     for message in ["0", "1"] {
-        let said: Vec<String> = redis::from_redis_value(listening.recv_response().expect("a message")).expect("text");
-        assert_eq!((said[0].as_str(), said[2].as_str()), ("smessage", message), "{said:?}");
+        let said: Vec<String> =
+            redis::from_redis_value(listening.recv_response().expect("a message")).expect("text");
+        assert_eq!(
+            (said[0].as_str(), said[2].as_str()),
+            ("smessage", message),
+            "{said:?}"
+        );
     }
-    let said: Vec<String> = redis::from_redis_value(anywhere.recv_response().expect("a message")).expect("text");
-    assert_eq!((said[0].as_str(), said[2].as_str()), ("message", "0"), "{said:?}");
+    let said: Vec<String> =
+        redis::from_redis_value(anywhere.recv_response().expect("a message")).expect("text");
+    assert_eq!(
+        (said[0].as_str(), said[2].as_str()),
+        ("message", "0"),
+        "{said:?}"
+    );
 }
 
 async fn all_nodes_are_reached_over_tls(_: &Lab) {
@@ -363,12 +520,29 @@ async fn all_nodes_are_reached_over_tls(_: &Lab) {
     let ca = &certificates.ca;
     let cluster = Cluster::encrypted(&certificates);
     for node in &cluster.nodes {
-        let tls = Some(Tls { ca_file: Some(ca.clone()), ..Tls::default() });
-        full_cycle(RedisOptions { tls, ..options_at([node.tls_port]) }).await;
+        let tls = Some(Tls {
+            ca_file: Some(ca.clone()),
+            ..Tls::default()
+        });
+        full_cycle(RedisOptions {
+            tls,
+            ..options_at([node.tls_port])
+        })
+        .await;
     }
-    let distrustful = RedisOptions { tls: Some(Tls::default()), ..options_at([cluster.nodes[0].tls_port]) };
-    let error = Redis::new(distrustful).try_acquire(&request(&key("job"), LONG)).await.expect_err("the tests' own authority is unknown");
-    assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
+    let distrustful = RedisOptions {
+        tls: Some(Tls::default()),
+        ..options_at([cluster.nodes[0].tls_port])
+    };
+    let error = Redis::new(distrustful)
+        .try_acquire(&request(&key("job"), LONG))
+        .await
+        .expect_err("the tests' own authority is unknown");
+    assert_eq!(
+        (error.kind, error.effect),
+        (ErrorKind::Denied, Effect::NotApplied),
+        "{error:?}"
+    );
 }
 
 async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
@@ -379,14 +553,20 @@ async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
         }
     };
     allow(&LEAST.split_ascii_whitespace().collect::<Vec<_>>());
-    let options =
-        || RedisOptions { user: Some("app".into()), password: Some(Secret::new("secret")), ..options_at([cluster.nodes[0].port]) };
+    let options = || RedisOptions {
+        user: Some("app".into()),
+        password: Some(Secret::new("secret")),
+        ..options_at([cluster.nodes[0].port])
+    };
     // Without CLUSTER SLOTS dlock can't list locks, but everything else works.
     let mut a = Client(Box::new(Redis::new(options())));
     let held = a.hold(&key("job")).await;
     a.renewed(&held, None).await;
     a.free(&held).await;
-    let error = a.0.list("", &Progress::default()).await.expect_err("a user without CLUSTER SLOTS");
+    let error =
+        a.0.list("", &Progress::default())
+            .await
+            .expect_err("a user without CLUSTER SLOTS");
     assert_eq!(error.kind, ErrorKind::Denied, "{error:?}");
     allow(&["+cluster|slots"]);
     full_cycle(options()).await;
@@ -409,14 +589,24 @@ async fn a_hold_outlives_all_nodes_of_the_url(_: &Lab) {
     let (renewal, _) = renew_until_answered(&mut a, &held).await;
     assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
     a.free(&held).await;
-    client_at(&cluster, &[0]).0.inspect(&job).await.expect_err("a client that knows only the URL finds no node");
+    client_at(&cluster, &[0])
+        .0
+        .inspect(&job)
+        .await
+        .expect_err("a client that knows only the URL finds no node");
 }
 
 async fn any_node_leads_to_the_same_store(lab: &Lab) {
     let of = |ports: &[u16]| Redis::new(options_at(ports.iter().copied()));
-    assert_eq!(of(&[1, 2]).identity().fingerprint, of(&[3]).identity().fingerprint);
+    assert_eq!(
+        of(&[1, 2]).identity().fingerprint,
+        of(&[3]).identity().fingerprint
+    );
     assert_ne!(of(&[1]).identity().url, of(&[2]).identity().url);
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
-    assert!(matches!(b.attempt(&nested(&held)).await, Attempt::Granted(_)));
+    assert!(matches!(
+        b.attempt(&nested(&held)).await,
+        Attempt::Granted(_)
+    ));
 }

@@ -1,4 +1,5 @@
-//! Waiters that died without leaving the queue, in stores that grant in queue order. They don't block the queue for their whole lease.
+//! Waiters that died without leaving the queue, in stores that grant in queue order. They don't
+//! block the queue for their whole lease.
 
 use std::time::Duration;
 
@@ -47,7 +48,11 @@ async fn a_dead_waiter_is_removed_by_the_next_one(lab: &Lab) {
             a.free(&held).await;
         };
         let ((), grant) = tokio::join!(free, b.wait_for(&wanted, LIMIT));
-        assert_eq!(grant.drain_delay, Duration::ZERO, "the dead waiters ran nothing");
+        assert_eq!(
+            grant.drain_delay,
+            Duration::ZERO,
+            "the dead waiters ran nothing"
+        );
         crate::support::say(&format!(
             "{}: {dead} dead waiters blocked the queue for {:?}; {BLOCKED:?} are allowed",
             lab.kind.name(),
@@ -74,13 +79,20 @@ async fn a_dead_waiter_blocks_no_try(lab: &Lab) {
         assert!(began.elapsed() < LIMIT);
         lab.pass(SLACK).await;
     }
-    assert!(began.elapsed() > Duration::from_secs(2), "a waiter was passed before it was silent for long: {:?}", began.elapsed());
+    assert!(
+        began.elapsed() > Duration::from_secs(2),
+        "a waiter was passed before it was silent for long: {:?}",
+        began.elapsed()
+    );
 }
 
 async fn a_reader_passes_a_dead_writer(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    let reads = |of: Request| Request { mode: Mode::Shared, ..of };
+    let reads = |of: Request| Request {
+        mode: Mode::Shared,
+        ..of
+    };
     a.take(&reads(request(&job, LONG))).await;
     b.refused(&waiting(&job, LONG)).await;
     let wanted = reads(waiting(&job, LONG));
@@ -91,7 +103,10 @@ async fn a_reader_passes_a_dead_writer(lab: &Lab) {
 async fn a_dead_waiter_for_a_permit_is_removed(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    let permit = |of: Request| Request { mode: Mode::Permits(1), ..of };
+    let permit = |of: Request| Request {
+        mode: Mode::Permits(1),
+        ..of
+    };
     let held = permit(request(&job, LONG));
     a.take(&held).await;
     b.refused(&permit(waiting(&job, LONG))).await;
@@ -145,5 +160,8 @@ async fn a_live_waiter_keeps_its_position(lab: &Lab) {
         Instant::now()
     };
     let ((), first, second) = tokio::join!(free, first_grant, second_grant);
-    assert!(first <= second + SLACK, "the waiters were not served in order");
+    assert!(
+        first <= second + SLACK,
+        "the waiters were not served in order"
+    );
 }

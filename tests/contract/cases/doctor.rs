@@ -1,4 +1,5 @@
-//! The findings of `doctor`: none invented, none omitted, and settings that break a promise are reported.
+//! The findings of `doctor`: none invented, none omitted, and settings that break a promise are
+//! reported.
 
 use std::{
     sync::Arc,
@@ -43,7 +44,9 @@ pub fn all() -> Vec<Case> {
     all.extend(cases!(Kind::is_postgres => a_pooler_is_reported, isolation_and_read_only_settings_are_reported, missing_tables_are_reported, a_server_that_only_speaks_the_postgresql_protocol_is_refused));
     all.extend(cases!(|kind| kind == Kind::PostgresLease => a_standby_is_unsafe, commits_that_a_postgresql_failover_loses_are_reported));
     all.extend(cases!(Kind::speaks_mysql => server_settings_are_reported, missing_mysql_tables_are_reported));
-    all.extend(cases!(|kind| kind.is_mysql_lease() => commits_that_a_mariadb_failover_loses_are_reported));
+    all.extend(
+        cases!(|kind| kind.is_mysql_lease() => commits_that_a_mariadb_failover_loses_are_reported),
+    );
     all.extend(cases!(|kind| kind == Kind::Etcd => an_alarm_is_unsafe));
     all.extend(cases!(|kind| kind == Kind::ZooKeeper => a_small_session_range_is_reported));
     all
@@ -51,7 +54,11 @@ pub fn all() -> Vec<Case> {
 
 /// Returns all findings; an error fails the case.
 async fn examine(client: &mut Client) -> Vec<Finding> {
-    client.0.examine().await.unwrap_or_else(|error| panic!("examine: {error:?}"))
+    client
+        .0
+        .examine()
+        .await
+        .unwrap_or_else(|error| panic!("examine: {error:?}"))
 }
 
 /// Returns the worst finding of a check.
@@ -67,8 +74,14 @@ fn worst<'a>(found: &'a [Finding], check: &str) -> &'a Finding {
 #[track_caller]
 fn assert_found(found: &[Finding], check: &str, severity: Severity, text: &str) {
     let finding = worst(found, check);
-    assert!(finding.severity == severity && finding.text.contains(text), "{check}: {finding:?}");
-    assert!(severity == Severity::Ok || finding.fix.is_some(), "the finding lacks a fix: {finding:?}");
+    assert!(
+        finding.severity == severity && finding.text.contains(text),
+        "{check}: {finding:?}"
+    );
+    assert!(
+        severity == Severity::Ok || finding.fix.is_some(),
+        "the finding lacks a fix: {finding:?}"
+    );
 }
 
 async fn every_check_has_a_finding_and_every_finding_a_check(lab: &Lab) {
@@ -78,15 +91,33 @@ async fn every_check_has_a_finding_and_every_finding_a_check(lab: &Lab) {
     for finding in &found {
         assert!(checks.contains(&finding.check), "{finding:?}");
         let quiet = finding.severity == Severity::Ok || finding.text.starts_with("not checked: ");
-        assert!(quiet || finding.risk.is_some(), "the finding lacks a risk: {finding:?}");
-        assert!(!finding.text.is_empty() && !finding.text.ends_with('.') && !finding.text.contains('\n'), "{finding:?}");
+        assert!(
+            quiet || finding.risk.is_some(),
+            "the finding lacks a risk: {finding:?}"
+        );
+        assert!(
+            !finding.text.is_empty()
+                && !finding.text.ends_with('.')
+                && !finding.text.contains('\n'),
+            "{finding:?}"
+        );
     }
     for check in &checks {
-        assert!(found.iter().any(|finding| finding.check == *check), "{check} has no finding: {found:?}");
+        assert!(
+            found.iter().any(|finding| finding.check == *check),
+            "{check} has no finding: {found:?}"
+        );
     }
     if lab.kind != Kind::Memory {
-        let known: Vec<&str> = dlock::backends::CHECKS.iter().flat_map(|(_, tables)| tables.concat()).map(|check| check.id).collect();
-        assert!(checks.iter().all(|check| known.contains(check)), "the man page lacks some of {checks:?}");
+        let known: Vec<&str> = dlock::backends::CHECKS
+            .iter()
+            .flat_map(|(_, tables)| tables.concat())
+            .map(|check| check.id)
+            .collect();
+        assert!(
+            checks.iter().all(|check| known.contains(check)),
+            "the man page lacks some of {checks:?}"
+        );
     }
     let mut once = checks.clone();
     once.sort_unstable();
@@ -97,7 +128,12 @@ async fn every_check_has_a_finding_and_every_finding_a_check(lab: &Lab) {
 async fn a_healthy_store_has_no_unsafe_finding(lab: &Lab) {
     let mut client = lab.client().await;
     let found = examine(&mut client).await;
-    assert!(found.iter().all(|finding| finding.severity != Severity::Unsafe), "{found:?}");
+    assert!(
+        found
+            .iter()
+            .all(|finding| finding.severity != Severity::Unsafe),
+        "{found:?}"
+    );
     // Again, as a monitoring job does.
     assert_eq!(examine(&mut client).await.len(), found.len());
 }
@@ -105,7 +141,10 @@ async fn a_healthy_store_has_no_unsafe_finding(lab: &Lab) {
 async fn the_probe_key_is_no_user_key(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let probe = Key::probe_of(a.capabilities().backend);
-    assert!(Key::new(probe.as_str()).is_err(), "a user can type the probe's key");
+    assert!(
+        Key::new(probe.as_str()).is_err(),
+        "a user can type the probe's key"
+    );
     let held = a.hold(&probe).await;
     assert!(a.keys("").await.is_empty(), "the probe is listed");
     let other = b.hold(&key("doctor")).await;
@@ -121,7 +160,10 @@ async fn server_clocks_are_reported(lab: &Lab) {
     let mut client = lab.client().await;
     let held = client.hold(&Key::probe()).await;
     let clocks = client.0.clocks().await.expect("clocks");
-    let has_none = matches!(lab.kind, Kind::Memory | Kind::Sqlite | Kind::Etcd | Kind::Etcd3);
+    let has_none = matches!(
+        lab.kind,
+        Kind::Memory | Kind::Sqlite | Kind::Etcd | Kind::Etcd3
+    );
     assert_eq!(clocks.is_empty(), has_none, "{clocks:?}");
     // Sentinel: the master and two replicas. Redlock: five nodes. Cluster: three masters.
     let several = match lab.kind {
@@ -130,9 +172,14 @@ async fn server_clocks_are_reported(lab: &Lab) {
         _ => 1,
     };
     assert!(has_none || clocks.len() == several, "{clocks:?}");
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .expect("after 1970");
     for clock in clocks {
-        assert!(clock.since_epoch.abs_diff(now) < Duration::from_secs(5), "{clock:?} at {now:?}");
+        assert!(
+            clock.since_epoch.abs_diff(now) < Duration::from_secs(5),
+            "{clock:?} at {now:?}"
+        );
     }
     client.free(&held).await;
 }
@@ -143,62 +190,147 @@ async fn an_unreachable_store_is_an_error(lab: &Lab) {
         return;
     }
     let mut client = Client(lab.target.unreachable().await);
-    let error = client.0.examine().await.expect_err("the store is unreachable");
+    let error = client
+        .0
+        .examine()
+        .await
+        .expect_err("the store is unreachable");
     assert!(error.is_transient(), "{error:?}");
     assert!(!client.0.checks().is_empty());
 }
 
 async fn eviction_and_persistence_are_reported(lab: &Lab) {
     let mut client = lab.client().await;
-    let set = |name: &str, value: &str| lab.redis().server().command(&["CONFIG", "SET", name, value]);
-    assert_found(&examine(&mut client).await, "eviction", Severity::Ok, "noeviction");
-    assert_found(&examine(&mut client).await, "persistence", Severity::Warn, "appendonly no");
+    let set = |name: &str, value: &str| {
+        lab.redis()
+            .server()
+            .command(&["CONFIG", "SET", name, value])
+    };
+    assert_found(
+        &examine(&mut client).await,
+        "eviction",
+        Severity::Ok,
+        "noeviction",
+    );
+    assert_found(
+        &examine(&mut client).await,
+        "persistence",
+        Severity::Warn,
+        "appendonly no",
+    );
     for policy in ["allkeys-lru", "volatile-ttl"] {
         set("maxmemory-policy", policy);
-        assert_found(&examine(&mut client).await, "eviction", Severity::Unsafe, policy);
+        assert_found(
+            &examine(&mut client).await,
+            "eviction",
+            Severity::Unsafe,
+            policy,
+        );
     }
     set("appendonly", "yes");
     set("appendfsync", "everysec");
-    assert_found(&examine(&mut client).await, "persistence", Severity::Warn, "appendfsync everysec");
+    assert_found(
+        &examine(&mut client).await,
+        "persistence",
+        Severity::Warn,
+        "appendfsync everysec",
+    );
     set("appendfsync", "always");
-    assert_found(&examine(&mut client).await, "persistence", Severity::Ok, "always");
+    assert_found(
+        &examine(&mut client).await,
+        "persistence",
+        Severity::Ok,
+        "always",
+    );
     set("maxmemory", "1kb");
-    assert_found(&examine(&mut client).await, "memory", Severity::Warn, "maxmemory");
+    assert_found(
+        &examine(&mut client).await,
+        "memory",
+        Severity::Warn,
+        "maxmemory",
+    );
     set("maxclients", "1");
     // The connection that set this may not be closed yet.
-    assert_found(&examine(&mut client).await, "clients", Severity::Warn, " of 1 connections");
+    assert_found(
+        &examine(&mut client).await,
+        "clients",
+        Severity::Warn,
+        " of 1 connections",
+    );
 }
 
 async fn a_master_and_its_replica_report_the_replication(lab: &Lab) {
     let replica = support::redis::Redis::plain();
-    replica.command(&["REPLICAOF", "127.0.0.1", &lab.redis().server().port.to_string()]);
+    replica.command(&[
+        "REPLICAOF",
+        "127.0.0.1",
+        &lab.redis().server().port.to_string(),
+    ]);
     support::must("the replica follows", Duration::from_secs(10), || {
-        lab.redis().server().text(&["INFO", "replication"]).contains("state=online")
+        lab.redis()
+            .server()
+            .text(&["INFO", "replication"])
+            .contains("state=online")
     });
     let mut master = lab.client().await;
-    assert_found(&examine(&mut master).await, "replication", Severity::Warn, "1 replica, and grants wait for none");
-    let mut options = redis::RedisOptions::new(redis::RedisServer::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+    assert_found(
+        &examine(&mut master).await,
+        "replication",
+        Severity::Warn,
+        "1 replica, and grants wait for none",
+    );
+    let mut options = redis::RedisOptions::new(redis::RedisServer::Tcp {
+        host: "127.0.0.1".into(),
+        port: lab.redis().server().port,
+    });
     for (count, severity) in [(1, Severity::Ok), (2, Severity::Unsafe)] {
-        options.replicas = Some(redis::Replicas { count, within: redis::Replicas::WITHIN });
+        options.replicas = Some(redis::Replicas {
+            count,
+            within: redis::Replicas::WITHIN,
+        });
         let mut waiting = Client(Box::new(redis::Redis::new(options.clone())));
-        assert_eq!(worst(&examine(&mut waiting).await, "replication").severity, severity);
+        assert_eq!(
+            worst(&examine(&mut waiting).await, "replication").severity,
+            severity
+        );
     }
-    let at = redis::RedisServer::Tcp { host: "127.0.0.1".into(), port: replica.port };
+    let at = redis::RedisServer::Tcp {
+        host: "127.0.0.1".into(),
+        port: replica.port,
+    };
     let mut slave = Client(Box::new(redis::Redis::new(redis::RedisOptions::new(at))));
-    assert_found(&examine(&mut slave).await, "replication", Severity::Unsafe, "a replica of 127.0.0.1");
+    assert_found(
+        &examine(&mut slave).await,
+        "replication",
+        Severity::Unsafe,
+        "a replica of 127.0.0.1",
+    );
 }
 
 async fn missing_rights_are_reported(lab: &Lab) {
     let with = |user: &str, rules: &str| {
-        let words: Vec<&str> = ["ACL", "SETUSER", user, "reset", "on", ">pw"].into_iter().chain(rules.split(' ')).collect();
+        let words: Vec<&str> = ["ACL", "SETUSER", user, "reset", "on", ">pw"]
+            .into_iter()
+            .chain(rules.split(' '))
+            .collect();
         lab.redis().server().command(&words);
-        let mut options = redis::RedisOptions::new(redis::RedisServer::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+        let mut options = redis::RedisOptions::new(redis::RedisServer::Tcp {
+            host: "127.0.0.1".into(),
+            port: lab.redis().server().port,
+        });
         options.user = Some(user.into());
         options.password = Some(dlock::backends::Secret::new("pw"));
         Client(Box::new(redis::Redis::new(options)))
     };
     let found = examine(&mut with("blind", "~* &* +@read +publish")).await;
-    for check in ["version", "eviction", "memory", "persistence", "replication", "clients"] {
+    for check in [
+        "version",
+        "eviction",
+        "memory",
+        "persistence",
+        "replication",
+        "clients",
+    ] {
         assert_found(&found, check, Severity::Warn, "not checked: ");
     }
     assert_found(&found, "rights", Severity::Ok, "may use");
@@ -219,21 +351,48 @@ async fn two_nodes_that_are_one_server_are_unsafe(lab: &Lab) {
     let mut ports = lab.redlock().ports();
     ports[1] = ports[0];
     let mut client = Client(redlock::client(&ports, "dlock"));
-    assert_found(&examine(&mut client).await, "independence", Severity::Unsafe, "one server");
+    assert_found(
+        &examine(&mut client).await,
+        "independence",
+        Severity::Unsafe,
+        "one server",
+    );
     let master = lab.redlock().ports()[0].to_string();
-    lab.redlock().node(4).command(&["REPLICAOF", "127.0.0.1", &master]);
+    lab.redlock()
+        .node(4)
+        .command(&["REPLICAOF", "127.0.0.1", &master]);
     let found = examine(&mut lab.client().await).await;
-    assert_found(&found, "independence", Severity::Unsafe, "is a replica of 127.0.0.1");
-    assert_found(&found, "replication", Severity::Unsafe, &lab.redlock().ports()[4].to_string());
+    assert_found(
+        &found,
+        "independence",
+        Severity::Unsafe,
+        "is a replica of 127.0.0.1",
+    );
+    assert_found(
+        &found,
+        "replication",
+        Severity::Unsafe,
+        &lab.redlock().ports()[4].to_string(),
+    );
 }
 
 async fn a_node_that_is_down_is_reported(lab: &Lab) {
     lab.redlock().node_mut(2).kill();
     let found = examine(&mut lab.client().await).await;
-    assert_found(&found, "nodes", Severity::Warn, "4 of 5 nodes answer, 3 are needed");
+    assert_found(
+        &found,
+        "nodes",
+        Severity::Warn,
+        "4 of 5 nodes answer, 3 are needed",
+    );
     let mut few = redlock::options(&lab.redlock().ports()[..2], "dlock");
     few.nodes.truncate(2);
-    assert_found(&examine(&mut Client(Box::new(Redlock::new(few)))).await, "nodes", Severity::Warn, "2 of 2");
+    assert_found(
+        &examine(&mut Client(Box::new(Redlock::new(few)))).await,
+        "nodes",
+        Severity::Warn,
+        "2 of 2",
+    );
 }
 
 async fn a_world_writable_directory_is_reported(_: &Lab) {
@@ -244,11 +403,23 @@ async fn a_world_writable_directory_is_reported(_: &Lab) {
     let mut client = Client(Box::new(dlock::backends::sqlite::Sqlite::new(options)));
     let found = examine(&mut client).await;
     assert_found(&found, "layout", Severity::Ok, "no database yet");
-    assert!(std::fs::read_dir(folder.path()).expect("a folder").next().is_none(), "examining created files");
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).expect("a mode");
+    assert!(
+        std::fs::read_dir(folder.path())
+            .expect("a folder")
+            .next()
+            .is_none(),
+        "examining created files"
+    );
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777))
+        .expect("a mode");
     assert_found(&examine(&mut client).await, "files", Severity::Warn, "777");
     std::fs::write(folder.path().join("x.db"), "something else").expect("a file");
-    assert_found(&examine(&mut client).await, "layout", Severity::Unsafe, "no database of dlock");
+    assert_found(
+        &examine(&mut client).await,
+        "layout",
+        Severity::Unsafe,
+        "no database of dlock",
+    );
 }
 
 async fn a_pooler_is_reported(lab: &Lab) {
@@ -256,14 +427,31 @@ async fn a_pooler_is_reported(lab: &Lab) {
         return support::skip("a_pooler_is_reported", "pgbouncer is not installed");
     };
     let mut options = lab.postgres().options("dlock");
-    options.sql.server = sql::SqlServer::Tcp { host: "127.0.0.1".into(), port };
+    options.sql.server = sql::SqlServer::Tcp {
+        host: "127.0.0.1".into(),
+        port,
+    };
     let mut client = Client(dlock::backends::postgres::backend(options));
-    let severity = if lab.kind.held_by_session() { Severity::Unsafe } else { Severity::Warn };
-    assert_found(&examine(&mut client).await, "pooler", severity, "by the transaction");
+    let severity = if lab.kind.held_by_session() {
+        Severity::Unsafe
+    } else {
+        Severity::Warn
+    };
+    assert_found(
+        &examine(&mut client).await,
+        "pooler",
+        severity,
+        "by the transaction",
+    );
 }
 
 async fn isolation_and_read_only_settings_are_reported(lab: &Lab) {
-    let set = |setting: &str| lab.postgres().sql(&format!("ALTER DATABASE {} SET {setting}", lab.postgres().database));
+    let set = |setting: &str| {
+        lab.postgres().sql(&format!(
+            "ALTER DATABASE {} SET {setting}",
+            lab.postgres().database
+        ))
+    };
     set("default_transaction_isolation = 'serializable'");
     set("default_transaction_read_only = on");
     let found = examine(&mut lab.client().await).await;
@@ -272,9 +460,19 @@ async fn isolation_and_read_only_settings_are_reported(lab: &Lab) {
 }
 
 async fn missing_tables_are_reported(lab: &Lab) {
-    assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Ok, "dlock");
+    assert_found(
+        &examine(&mut lab.client().await).await,
+        "schema",
+        Severity::Ok,
+        "dlock",
+    );
     lab.postgres().sql("DROP TABLE dlock_fences");
-    assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Unsafe, "is missing");
+    assert_found(
+        &examine(&mut lab.client().await).await,
+        "schema",
+        Severity::Unsafe,
+        "is missing",
+    );
 }
 
 /// A standby that never ends its recovery.
@@ -282,17 +480,24 @@ async fn a_standby_is_unsafe(_: &Lab) {
     let mut server = support::postgres::Postgres::plain();
     let database = server.database();
     server.standby();
-    let mut options = dlock::backends::postgres::PostgresOptions::new(sql::SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port });
+    let mut options = dlock::backends::postgres::PostgresOptions::new(sql::SqlServer::Tcp {
+        host: "127.0.0.1".into(),
+        port: server.port,
+    });
     options.sql.user = Some(support::postgres::USER.into());
     options.sql.database = Some(database);
     let found = examine(&mut Client(dlock::backends::postgres::backend(options))).await;
     assert_found(&found, "role", Severity::Unsafe, "standby");
 }
 
-/// A connected standby that flushes what it receives, and a role whose commits don't wait for the standby.
+/// A connected standby that flushes what it receives, and a role whose commits don't wait for the
+/// standby.
 async fn commits_that_a_postgresql_failover_loses_are_reported(lab: &Lab) {
     let Some(program) = support::postgres::program("pg_receivewal") else {
-        return support::skip("commits_that_a_postgresql_failover_loses_are_reported", "not installed: pg_receivewal");
+        return support::skip(
+            "commits_that_a_postgresql_failover_loses_are_reported",
+            "not installed: pg_receivewal",
+        );
     };
     let settings = vec![
         "synchronous_standby_names=*".into(),
@@ -300,17 +505,37 @@ async fn commits_that_a_postgresql_failover_loses_are_reported(lab: &Lab) {
         "wal_level=replica".into(),
         "max_wal_senders=4".into(),
     ];
-    let server = Postgres::with(PostgresOptions { settings, durable: true, ..Default::default() });
+    let server = Postgres::with(PostgresOptions {
+        settings,
+        durable: true,
+        ..Default::default()
+    });
     let mut options = lab.postgres().options("dlock");
-    options.sql.server = sql::SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port };
+    options.sql.server = sql::SqlServer::Tcp {
+        host: "127.0.0.1".into(),
+        port: server.port,
+    };
     let database = server.database();
     options.sql.database = Some(database.clone());
     let mut client = Client(dlock::backends::postgres::backend(options));
     client.0.init().await.expect("init");
-    let standbys = || server.text("postgres", "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'");
+    let standbys = || {
+        server.text(
+            "postgres",
+            "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'",
+        )
+    };
     let folder = tempfile::tempdir().expect("a folder");
     support::postgres::give(folder.path());
-    let address = ["-h", "127.0.0.1", "-p", &server.port.to_string(), "-U", support::postgres::USER].map(str::to_owned);
+    let address = [
+        "-h",
+        "127.0.0.1",
+        "-p",
+        &server.port.to_string(),
+        "-U",
+        support::postgres::USER,
+    ]
+    .map(str::to_owned);
     let mut standby = support::postgres::as_user(&program)
         .args(address)
         .args(["--synchronous", "--no-password", "-D"])
@@ -318,16 +543,33 @@ async fn commits_that_a_postgresql_failover_loses_are_reported(lab: &Lab) {
         .stderr(std::process::Stdio::null())
         .spawn()
         .expect("pg_receivewal starts");
-    support::must("the standby is connected", Duration::from_secs(20), || standbys() == "1");
+    support::must("the standby is connected", Duration::from_secs(20), || {
+        standbys() == "1"
+    });
     let local = examine(&mut client).await;
-    server.sql("postgres", &format!("ALTER DATABASE {database} SET synchronous_commit = on"));
+    server.sql(
+        "postgres",
+        &format!("ALTER DATABASE {database} SET synchronous_commit = on"),
+    );
     let on = examine(&mut client).await;
     standby.kill().expect("the standby runs");
     standby.wait().expect("its end");
-    assert_found(&local, "replication", Severity::Warn, "no grant waits for one: synchronous_commit is local");
+    assert_found(
+        &local,
+        "replication",
+        Severity::Warn,
+        "no grant waits for one: synchronous_commit is local",
+    );
     assert_found(&on, "replication", Severity::Ok, "promote none but those");
-    support::must("the standby is gone", Duration::from_secs(10), || standbys() == "0");
-    assert_found(&examine(&mut client).await, "replication", Severity::Warn, "no standby is connected");
+    support::must("the standby is gone", Duration::from_secs(10), || {
+        standbys() == "0"
+    });
+    assert_found(
+        &examine(&mut client).await,
+        "replication",
+        Severity::Warn,
+        "no standby is connected",
+    );
 }
 
 /// CockroachDB accepts PostgreSQL's statements, and grants an advisory lock to every client.
@@ -336,9 +578,18 @@ async fn a_server_that_only_speaks_the_postgresql_protocol_is_refused(lab: &Lab)
     server.sql("CREATE FUNCTION public.version() RETURNS text LANGUAGE sql AS $$ SELECT 'CockroachDB CCL v24.1.0'::text $$");
     server.sql("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = public, pg_catalog', current_database()); END $$");
     let mut client = lab.client().await;
-    assert_found(&examine(&mut client).await, "version", Severity::Unsafe, "not PostgreSQL but CockroachDB");
+    assert_found(
+        &examine(&mut client).await,
+        "version",
+        Severity::Unsafe,
+        "not PostgreSQL but CockroachDB",
+    );
     if lab.kind.held_by_session() {
-        let error = client.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("a server of another kind");
+        let error = client
+            .0
+            .try_acquire(&request(&key("job"), LONG))
+            .await
+            .expect_err("a server of another kind");
         assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
     }
 }
@@ -347,43 +598,96 @@ async fn server_settings_are_reported(lab: &Lab) {
     lab.target.isolate().await;
     let set = |setting: &str| lab.mariadb().sql(&format!("SET GLOBAL {setting}"));
     let mut client = lab.client().await;
-    assert_found(&examine(&mut client).await, "timeouts", Severity::Ok, "wait_timeout 28800");
+    assert_found(
+        &examine(&mut client).await,
+        "timeouts",
+        Severity::Ok,
+        "wait_timeout 28800",
+    );
     set("wait_timeout = 20");
     set("innodb_flush_log_at_trx_commit = 2");
     set("max_connections = 10");
     let found = examine(&mut client).await;
     assert_found(&found, "timeouts", Severity::Warn, "wait_timeout 20");
-    assert_found(&found, "durability", Severity::Warn, "innodb_flush_log_at_trx_commit");
+    assert_found(
+        &found,
+        "durability",
+        Severity::Warn,
+        "innodb_flush_log_at_trx_commit",
+    );
     assert_found(&found, "connections", Severity::Ok, "of 10 sessions");
     if lab.kind == Kind::MariadbRow {
         set("idle_write_transaction_timeout = 5");
-        assert_found(&examine(&mut client).await, "timeouts", Severity::Warn, "idle_write_transaction_timeout 5");
+        assert_found(
+            &examine(&mut client).await,
+            "timeouts",
+            Severity::Warn,
+            "idle_write_transaction_timeout 5",
+        );
     }
     set("read_only = 1");
-    assert_found(&examine(&mut client).await, "role", Severity::Unsafe, "read-only");
+    assert_found(
+        &examine(&mut client).await,
+        "role",
+        Severity::Unsafe,
+        "read-only",
+    );
     set("read_only = 0");
 }
 
 /// A server with a replica that confirms each commit until the replica is frozen.
 async fn commits_that_a_mariadb_failover_loses_are_reported(lab: &Lab) {
     let semi = |role: &str| format!("--rpl-semi-sync-{role}-enabled=ON");
-    let logging = |number: u32| vec!["--log-bin=b".into(), "--sync-binlog=0".into(), format!("--server-id={number}")];
-    let start = |settings| MariaDb::with(MariaOptions { settings, durable: true, ..Default::default() });
-    let primary = start([logging(1), vec![semi("master"), "--rpl-semi-sync-master-timeout=300".into()]].concat());
+    let logging = |number: u32| {
+        vec![
+            "--log-bin=b".into(),
+            "--sync-binlog=0".into(),
+            format!("--server-id={number}"),
+        ]
+    };
+    let start = |settings| {
+        MariaDb::with(MariaOptions {
+            settings,
+            durable: true,
+            ..Default::default()
+        })
+    };
+    let primary = start(
+        [
+            logging(1),
+            vec![semi("master"), "--rpl-semi-sync-master-timeout=300".into()],
+        ]
+        .concat(),
+    );
     primary.sql("mysql", "CREATE DATABASE app");
     let mut options = lab.mariadb().options("dlock");
-    options.sql.server = sql::SqlServer::Tcp { host: "127.0.0.1".into(), port: primary.port };
+    options.sql.server = sql::SqlServer::Tcp {
+        host: "127.0.0.1".into(),
+        port: primary.port,
+    };
     options.sql.database = Some("app".into());
     let mut client = Client(dlock::backends::mysql::backend(options));
     client.0.init().await.expect("init");
-    assert_found(&examine(&mut client).await, "durability", Severity::Warn, "sync_binlog");
+    assert_found(
+        &examine(&mut client).await,
+        "durability",
+        Severity::Warn,
+        "sync_binlog",
+    );
     primary.sql("mysql", "SET GLOBAL sync_binlog = 1");
     let found = examine(&mut client).await;
     assert_found(&found, "durability", Severity::Ok, "sync_binlog 1");
     assert_found(&found, "replication", Severity::Ok, "no replica");
     let replica = start([logging(2), vec![semi("slave")]].concat());
-    let source = format!("MASTER_HOST = '127.0.0.1', MASTER_PORT = {}, MASTER_USER = '{}'", primary.port, support::mariadb::USER);
-    replica.sql("mysql", &format!("CHANGE MASTER TO {source}, MASTER_USE_GTID = slave_pos; START SLAVE"));
+    let source = format!(
+        "MASTER_HOST = '127.0.0.1', MASTER_PORT = {}, MASTER_USER = '{}'",
+        primary.port,
+        support::mariadb::USER
+    );
+    replica.sql(
+        "mysql",
+        &format!("CHANGE MASTER TO {source}, MASTER_USE_GTID = slave_pos; START SLAVE"),
+    );
     let counts = || {
         primary
             .sql("mysql", "SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master_status'; SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master_clients'")
@@ -392,36 +696,82 @@ async fn commits_that_a_mariadb_failover_loses_are_reported(lab: &Lab) {
         primary.sql("app", "CREATE OR REPLACE TABLE tick (n int)");
         counts().iter().all(|row| row[1] == "ON" || row[1] == "1")
     });
-    assert_found(&examine(&mut client).await, "replication", Severity::Ok, "a commit waits for");
+    assert_found(
+        &examine(&mut client).await,
+        "replication",
+        Severity::Ok,
+        "a commit waits for",
+    );
     replica.freeze();
     primary.sql("app", "CREATE OR REPLACE TABLE tick (n int)");
-    assert_found(&examine(&mut client).await, "replication", Severity::Warn, "fell back");
+    assert_found(
+        &examine(&mut client).await,
+        "replication",
+        Severity::Warn,
+        "fell back",
+    );
     replica.thaw();
 }
 
 async fn missing_mysql_tables_are_reported(lab: &Lab) {
-    assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Ok, "dlock");
+    assert_found(
+        &examine(&mut lab.client().await).await,
+        "schema",
+        Severity::Ok,
+        "dlock",
+    );
     lab.mariadb().sql("DROP TABLE dlock_waiters");
-    assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Unsafe, "is missing");
+    assert_found(
+        &examine(&mut lab.client().await).await,
+        "schema",
+        Severity::Unsafe,
+        "is missing",
+    );
 }
 
 async fn an_alarm_is_unsafe(_: &Lab) {
     // A quota below the size of a new database, so the first write exceeds it.
-    let server = support::etcd::Etcd::with(support::etcd::Options { arguments: vec!["--quota-backend-bytes=20000"], ..Default::default() });
+    let server = support::etcd::Etcd::with(support::etcd::Options {
+        arguments: vec!["--quota-backend-bytes=20000"],
+        ..Default::default()
+    });
     let mut client = Client(etcd::client(&server.ports(), "dlock"));
-    assert_found(&examine(&mut client).await, "alarms", Severity::Ok, "no alarm");
-    assert!(server.try_ctl(&["put", "x", "y"]).is_err(), "the quota was not reached");
-    support::must("the alarm is raised", Duration::from_secs(10), || server.ctl(&["alarm", "list"]).contains("NOSPACE"));
-    assert_found(&examine(&mut client).await, "alarms", Severity::Unsafe, "NOSPACE");
+    assert_found(
+        &examine(&mut client).await,
+        "alarms",
+        Severity::Ok,
+        "no alarm",
+    );
+    assert!(
+        server.try_ctl(&["put", "x", "y"]).is_err(),
+        "the quota was not reached"
+    );
+    support::must("the alarm is raised", Duration::from_secs(10), || {
+        server.ctl(&["alarm", "list"]).contains("NOSPACE")
+    });
+    assert_found(
+        &examine(&mut client).await,
+        "alarms",
+        Severity::Unsafe,
+        "NOSPACE",
+    );
 }
 
 async fn a_small_session_range_is_reported(_: &Lab) {
     let start = |sessions| {
-        let options = support::zookeeper::Options { sessions: Some(sessions), ..Default::default() };
+        let options = support::zookeeper::Options {
+            sessions: Some(sessions),
+            ..Default::default()
+        };
         zookeeper::Target::on(Arc::new(support::zookeeper::ZooKeeper::with(options)))
     };
     let target = start((Duration::from_secs(1), Duration::from_secs(4)));
     let port = target.servers().nodes[0].port;
     let mut client = Client(target.at_port(port, "dlock"));
-    assert_found(&examine(&mut client).await, "timeouts", Severity::Warn, "1s to 4s");
+    assert_found(
+        &examine(&mut client).await,
+        "timeouts",
+        Severity::Warn,
+        "1s to 4s",
+    );
 }

@@ -46,11 +46,18 @@ async fn drop_after<T>(moment: Duration, call: impl Future<Output = T>) -> Optio
     timeout(moment, call).await.ok()
 }
 
-/// A dropped request may reach the store after its undo or release, and then ends with its lease, unless the store refuses late requests.
+/// A dropped request may reach the store after its undo or release, and then ends with its lease,
+/// unless the store refuses late requests.
 async fn free_after_its_lease(other: &mut Client, job: &Key, moment: Duration) {
     let began = tokio::time::Instant::now();
-    other.wait_for(&waiting(job, LONG), Duration::from_millis(50)).await;
-    assert!(began.elapsed() < LEASE + soon(), "{moment:?}: {:?}", began.elapsed());
+    other
+        .wait_for(&waiting(job, LONG), Duration::from_millis(50))
+        .await;
+    assert!(
+        began.elapsed() < LEASE + soon(),
+        "{moment:?}: {:?}",
+        began.elapsed()
+    );
 }
 
 async fn a_dropped_acquire_can_be_repeated(lab: &Lab) {
@@ -73,7 +80,8 @@ async fn a_dropped_acquire_can_be_repeated(lab: &Lab) {
     }
 }
 
-/// An attempt at a busy lock is dropped while it is given up; the next one gets a lock that excludes others.
+/// An attempt at a busy lock is dropped while it is given up; the next one gets a lock that
+/// excludes others.
 async fn a_dropped_refusal_grants_nothing(lab: &Lab) {
     let mut other = lab.client().await;
     for step in 0..48 {
@@ -100,7 +108,10 @@ async fn a_dropped_acquire_can_be_undone(lab: &Lab) {
         let held = lab.expiring(&job, LEASE);
         let _ = drop_after(moment, a.0.try_acquire(&held)).await;
         let answer = a.release(&held, Scope::Hold).await;
-        assert!(matches!(answer, Release::Released | Release::NotHeld), "{answer:?}");
+        assert!(
+            matches!(answer, Release::Released | Release::NotHeld),
+            "{answer:?}"
+        );
         if matches!(lab.kind, Kind::Redis | Kind::Sentinel | Kind::Cluster) {
             other.hold(&job).await;
         } else {
@@ -117,7 +128,10 @@ async fn a_dropped_renewal_can_be_repeated(lab: &Lab) {
         let _ = drop_after(moment, a.0.renew(&held.key, &held.token, None.into())).await;
         let longer = lab.other_ttl(LONG * 2).await;
         a.renewed(&held, longer).await;
-        assert!(a.left(&job).await > longer.unwrap_or(LONG) / 2, "{moment:?}");
+        assert!(
+            a.left(&job).await > longer.unwrap_or(LONG) / 2,
+            "{moment:?}"
+        );
         a.free(&held).await;
     }
 }
@@ -127,9 +141,16 @@ async fn a_dropped_release_can_be_repeated(lab: &Lab) {
     for moment in MOMENTS {
         let job = key(&format!("job-{moment:?}"));
         let held = a.hold(&job).await;
-        let _ = drop_after(moment, a.0.release(&held.key, &held.token, &Scope::Hold.into())).await;
+        let _ = drop_after(
+            moment,
+            a.0.release(&held.key, &held.token, &Scope::Hold.into()),
+        )
+        .await;
         let answer = a.release(&held, Scope::Hold).await;
-        assert!(matches!(answer, Release::Released | Release::NotHeld), "{moment:?}: {answer:?}");
+        assert!(
+            matches!(answer, Release::Released | Release::NotHeld),
+            "{moment:?}: {answer:?}"
+        );
         assert_eq!(a.renew(&held, None).await, Renewal::NotHeld, "{moment:?}");
         other.hold(&job).await;
     }
@@ -179,11 +200,14 @@ async fn a_dropped_inspection_can_be_repeated(lab: &Lab) {
     a.renewed(&held, None).await;
 }
 
-/// Repeats a request that fails with a transient error, as the core does: the dropped request may interfere.
+/// Repeats a request that fails with a transient error, as the core does: the dropped request may
+/// interfere.
 async fn retry_transient<T>(mut question: impl AsyncFnMut() -> dlock::lock::Result<T>) -> T {
     for _ in 0..5 {
         match question().await {
-            Err(error) if error.is_transient() => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(error) if error.is_transient() => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
             answer => return answer.unwrap_or_else(|error| panic!("{error:?}")),
         }
     }
@@ -202,16 +226,31 @@ async fn a_dropped_entry_can_be_undone(lab: &Lab) {
     for moment in MOMENTS {
         for wait in [false, true] {
             let mut b = lab.client().await;
-            let inner = Request { waiting: wait, ..crate::lab::nested(&outer) };
+            let inner = Request {
+                waiting: wait,
+                ..crate::lab::nested(&outer)
+            };
             let _ = drop_after(moment, b.0.try_acquire(&inner)).await;
-            let answer = retry_transient(async || b.0.release(&inner.key, &inner.token, &Scope::Hold.into()).await).await;
-            assert!(matches!(answer, Release::StillHeld(_) | Release::NotHeld), "{moment:?}: {answer:?}");
+            let answer = retry_transient(async || {
+                b.0.release(&inner.key, &inner.token, &Scope::Hold.into())
+                    .await
+            })
+            .await;
+            assert!(
+                matches!(answer, Release::StillHeld(_) | Release::NotHeld),
+                "{moment:?}: {answer:?}"
+            );
             b.leave_queue(&inner).await;
             let mut c = lab.client().await;
             let _ = drop_after(moment, c.0.try_acquire(&inner)).await;
             c.leave_queue(&inner).await;
-            let answer = retry_transient(async || a.0.renew(&outer.key, &outer.token, None.into()).await).await;
-            assert!(matches!(answer, Renewal::Renewed { .. }), "{moment:?}: {answer:?}");
+            let answer =
+                retry_transient(async || a.0.renew(&outer.key, &outer.token, None.into()).await)
+                    .await;
+            assert!(
+                matches!(answer, Renewal::Renewed { .. }),
+                "{moment:?}: {answer:?}"
+            );
             other.refused(&request(&job, LONG)).await;
         }
     }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use dlock::lock::{
-    Amendment, Attempt, End, Entry, Fence, Kind as ErrorKind, Mode, Progress, Release, ReleaseInfo, Renewal, Request, Scope, Wake,
+    Amendment, Attempt, End, Entry, Fence, Kind as ErrorKind, Mode, Progress, Release, ReleaseInfo,
+    Renewal, Request, Scope, Wake,
 };
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
@@ -13,7 +14,9 @@ use super::{
     history::{broken, history},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SLACK, key, nested, request, runner, short, soon, stretched, waiting},
+    lab::{
+        Client, LONG, Lab, SLACK, key, nested, request, runner, short, soon, stretched, waiting,
+    },
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
@@ -56,8 +59,14 @@ fn folder(lab: &Lab, job: &str) -> String {
 /// Puts a key on a lease of one minute, as another library does, and returns the lease.
 fn put(lab: &Lab, name: &str) -> String {
     let granted = lab.etcd().etcd().ctl(&["lease", "grant", "60"]);
-    let lease = granted.split_whitespace().nth(1).expect("a lease").to_owned();
-    lab.etcd().etcd().ctl(&["put", "--lease", &lease, &name.replace("LEASE", &lease), ""]);
+    let lease = granted
+        .split_whitespace()
+        .nth(1)
+        .expect("a lease")
+        .to_owned();
+    lab.etcd()
+        .etcd()
+        .ctl(&["put", "--lease", &lease, &name.replace("LEASE", &lease), ""]);
     lease
 }
 
@@ -66,28 +75,49 @@ fn keys(lab: &Lab) -> Vec<String> {
 }
 
 fn shared(of: Request) -> Request {
-    Request { mode: Mode::Shared, ..of }
+    Request {
+        mode: Mode::Shared,
+        ..of
+    }
 }
 
 async fn a_hold_is_one_key_in_its_folder(lab: &Lab) {
     let mut a = lab.client().await;
-    let held = Request { metadata: Some(runner("web1")), ..request(&key("job"), LONG) };
+    let held = Request {
+        metadata: Some(runner("web1")),
+        ..request(&key("job"), LONG)
+    };
     let grant = a.take(&held).await;
     a.take(&nested(&held)).await;
     a.renewed(&held, None).await;
     let etcd = lab.etcd().etcd();
     let names = etcd.keys(&folder(lab, "job"));
     assert_eq!(names.len(), 1, "{names:?}");
-    let lease = names[0].strip_prefix(&format!("{}write/", folder(lab, "job"))).expect("a writer");
-    assert!(etcd.leases().contains(&format!("{lease:0>16}")), "{lease} {:?}", etcd.leases());
+    let lease = names[0]
+        .strip_prefix(&format!("{}write/", folder(lab, "job")))
+        .expect("a writer");
+    assert!(
+        etcd.leases().contains(&format!("{lease:0>16}")),
+        "{lease} {:?}",
+        etcd.leases()
+    );
     let fields = etcd.ctl(&["get", &names[0], "-w", "fields"]);
     let field = |name: &str| {
-        let line = fields.lines().find(|line| line.starts_with(&format!("\"{name}\""))).expect("a field");
+        let line = fields
+            .lines()
+            .find(|line| line.starts_with(&format!("\"{name}\"")))
+            .expect("a field");
         line.split(" : ").nth(1).expect("a value").to_owned()
     };
     // A second put would let waiters of other libraries overtake.
-    assert_eq!((field("CreateRevision"), field("ModRevision")), (grant.fence.to_string(), grant.fence.to_string()));
-    assert_eq!(i64::from_str_radix(lease, 16).expect("hex").to_string(), field("Lease"));
+    assert_eq!(
+        (field("CreateRevision"), field("ModRevision")),
+        (grant.fence.to_string(), grant.fence.to_string())
+    );
+    assert_eq!(
+        i64::from_str_radix(lease, 16).expect("hex").to_string(),
+        field("Lease")
+    );
 }
 
 async fn a_foreign_holder_is_busy_and_waited_for(lab: &Lab) {
@@ -95,16 +125,30 @@ async fn a_foreign_holder_is_busy_and_waited_for(lab: &Lab) {
     let mut a = lab.client().await;
     let wanted = waiting(&key("job"), LONG);
     let busy = a.refused(&request(&key("job"), LONG)).await;
-    assert!(busy.holders.len() == 1 && busy.holders[0].foreign && busy.notifies, "{busy:?}");
-    assert!(busy.expires_in.is_some_and(|left| left <= Duration::from_secs(60)), "{busy:?}");
+    assert!(
+        busy.holders.len() == 1 && busy.holders[0].foreign && busy.notifies,
+        "{busy:?}"
+    );
+    assert!(
+        busy.expires_in
+            .is_some_and(|left| left <= Duration::from_secs(60)),
+        "{busy:?}"
+    );
     assert_eq!(a.keys("").await, ["job"]);
     // A foreign holder can't be broken: it does not read the mark.
     let fence = busy.holders[0].fence.expect("a fence");
     let broken = [
-        a.0.amend(&key("job"), Amendment::Mark(fence, &broken("NFS"))).await,
-        a.0.amend(&key("job"), Amendment::Evict(fence, &broken("NFS"))).await,
+        a.0.amend(&key("job"), Amendment::Mark(fence, &broken("NFS")))
+            .await,
+        a.0.amend(&key("job"), Amendment::Evict(fence, &broken("NFS")))
+            .await,
     ];
-    assert!(broken.iter().all(|answer| matches!(answer, Err(error) if error.kind == ErrorKind::Unsupported)), "{broken:?}");
+    assert!(
+        broken
+            .iter()
+            .all(|answer| matches!(answer, Err(error) if error.kind == ErrorKind::Unsupported)),
+        "{broken:?}"
+    );
     a.refused(&wanted).await;
     let revoke = async {
         lab.pass(SLACK).await;
@@ -118,17 +162,27 @@ async fn a_foreign_holder_is_busy_and_waited_for(lab: &Lab) {
 async fn foreign_readers_share_with_readers_only(lab: &Lab) {
     let mut a = lab.client().await;
     // etcd's read-write lock names readers after the time in nanoseconds.
-    put(lab, &format!("{}read/1732190000000000000", folder(lab, "job")));
+    put(
+        lab,
+        &format!("{}read/1732190000000000000", folder(lab, "job")),
+    );
     a.refused(&request(&key("job"), LONG)).await;
     let reader = shared(request(&key("job"), LONG));
     a.take(&reader).await;
-    put(lab, &format!("{}write/1732190000000000001", folder(lab, "job")));
+    put(
+        lab,
+        &format!("{}write/1732190000000000001", folder(lab, "job")),
+    );
     a.renewed(&reader, None).await;
     // The queue is in order: a reader behind a writer waits for that writer.
     a.refused(&shared(request(&key("job"), LONG))).await;
     a.free(&reader).await;
     let state = a.inspect(&key("job")).await;
-    assert_eq!((state.holders.len(), state.waiters.len()), (1, 1), "{state:?}");
+    assert_eq!(
+        (state.holders.len(), state.waiters.len()),
+        (1, 1),
+        "{state:?}"
+    );
 }
 
 async fn a_key_without_a_lease_is_an_error(lab: &Lab) {
@@ -136,7 +190,10 @@ async fn a_key_without_a_lease_is_an_error(lab: &Lab) {
     lab.etcd().etcd().ctl(&["put", &name, "not a lock"]);
     let mut a = lab.client().await;
     for wanted in [request(&key("job"), LONG), waiting(&key("job"), LONG)] {
-        let error = a.0.try_acquire(&wanted).await.expect_err("cron would skip every run silently");
+        let error =
+            a.0.try_acquire(&wanted)
+                .await
+                .expect_err("cron would skip every run silently");
         assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
         a.leave_queue(&wanted).await;
     }
@@ -147,11 +204,20 @@ async fn a_key_without_a_lease_is_an_error(lab: &Lab) {
 async fn keys_in_subfolders_block_no_lock(lab: &Lab) {
     // A key of `etcdctl lock job/1`, and a key of another program.
     put(lab, &format!("{}1/LEASE", folder(lab, "job")));
-    lab.etcd().etcd().ctl(&["put", &format!("{}meta", folder(lab, "job")), "x"]);
+    lab.etcd()
+        .etcd()
+        .ctl(&["put", &format!("{}meta", folder(lab, "job")), "x"]);
     let mut a = lab.client().await;
-    for wanted in [request(&key("job"), LONG), waiting(&key("job"), LONG), shared(request(&key("job"), LONG))] {
+    for wanted in [
+        request(&key("job"), LONG),
+        waiting(&key("job"), LONG),
+        shared(request(&key("job"), LONG)),
+    ] {
         a.take(&wanted).await;
-        lab.client().await.refused(&request(&key("job"), LONG)).await;
+        lab.client()
+            .await
+            .refused(&request(&key("job"), LONG))
+            .await;
         a.free(&wanted).await;
     }
     // Two locks of dlock don't block each other either, whichever is taken first.
@@ -167,10 +233,24 @@ async fn a_newer_layout_is_refused_by_etcds_readers(lab: &Lab) {
     let name = format!("{}write/LEASE", folder(lab, "job"));
     let granted = lab.etcd().etcd().ctl(&["lease", "grant", "60"]);
     let lease = granted.split_whitespace().nth(1).expect("a lease");
-    lab.etcd().etcd().ctl(&["put", "--lease", lease, &name.replace("LEASE", lease), r#"{"dlock":"3.0","more":1}"#]);
+    lab.etcd().etcd().ctl(&[
+        "put",
+        "--lease",
+        lease,
+        &name.replace("LEASE", lease),
+        r#"{"dlock":"3.0","more":1}"#,
+    ]);
     let mut a = lab.client().await;
-    let errors = [a.0.try_acquire(&request(&key("job"), LONG)).await.err(), a.0.inspect(&key("job")).await.err()];
-    assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.kind == ErrorKind::Layout)), "{errors:?}");
+    let errors = [
+        a.0.try_acquire(&request(&key("job"), LONG)).await.err(),
+        a.0.inspect(&key("job")).await.err(),
+    ];
+    assert!(
+        errors.iter().all(|error| error
+            .as_ref()
+            .is_some_and(|error| error.kind == ErrorKind::Layout)),
+        "{errors:?}"
+    );
 }
 
 /// Returns the key of the only holder.
@@ -197,7 +277,11 @@ async fn a_key_deleted_by_an_administrator_is_not_held(lab: &Lab) {
 async fn a_lease_revoked_by_an_administrator_is_not_held(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
-    let lease = holder_key(lab).rsplit('/').next().expect("a lease").to_owned();
+    let lease = holder_key(lab)
+        .rsplit('/')
+        .next()
+        .expect("a lease")
+        .to_owned();
     lab.etcd().etcd().ctl(&["lease", "revoke", &lease]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
@@ -208,18 +292,41 @@ async fn a_holder_notices_that_its_key_is_gone(lab: &Lab) {
     for how in ["deleted", "revoked", "without a watch before"] {
         let held = a.hold(&key("job")).await;
         if how != "without a watch before" {
-            assert!(timeout(SLACK, a.0.tether().expect("a session").watch(&held.key, &held.token)).await.is_err(), "too early");
+            assert!(
+                timeout(
+                    SLACK,
+                    a.0.tether()
+                        .expect("a session")
+                        .watch(&held.key, &held.token)
+                )
+                .await
+                .is_err(),
+                "too early"
+            );
             a.renewed(&held, None).await;
         }
         let own = holder_key(lab);
         let lease = own.rsplit('/').next().expect("a lease").to_owned();
-        let words: &[&str] = if how == "revoked" { &["lease", "revoke", &lease] } else { &["del", &own] };
+        let words: &[&str] = if how == "revoked" {
+            &["lease", "revoke", &lease]
+        } else {
+            &["del", &own]
+        };
         lab.etcd().etcd().ctl(words);
         let began = Instant::now();
-        timeout(soon(), a.0.tether().expect("a session").watch(&held.key, &held.token))
-            .await
-            .unwrap_or_else(|_| panic!("{how}: not noticed"));
-        assert!(began.elapsed() < stretched(SLACK), "{how}: {:?}", began.elapsed());
+        timeout(
+            soon(),
+            a.0.tether()
+                .expect("a session")
+                .watch(&held.key, &held.token),
+        )
+        .await
+        .unwrap_or_else(|_| panic!("{how}: not noticed"));
+        assert!(
+            began.elapsed() < stretched(SLACK),
+            "{how}: {:?}",
+            began.elapsed()
+        );
         assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
         assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     }
@@ -231,7 +338,13 @@ async fn requeue(lab: &Lab, lose: impl AsyncFn(&str)) {
     let first = holder_key(lab);
     let wanted = waiting(&key("job"), LONG);
     assert_eq!(b.refused(&wanted).await.position, Some(1));
-    let queued = lab.etcd().etcd().keys(&folder(lab, "job")).into_iter().find(|name| *name != first).expect("a waiter");
+    let queued = lab
+        .etcd()
+        .etcd()
+        .keys(&folder(lab, "job"))
+        .into_iter()
+        .find(|name| *name != first)
+        .expect("a waiter");
     let behind = waiting(&key("job"), LONG);
     assert_eq!(c.refused(&behind).await.position, Some(2));
     let wait = async {
@@ -243,7 +356,11 @@ async fn requeue(lab: &Lab, lose: impl AsyncFn(&str)) {
         lose(&queued).await;
     };
     tokio::join!(wait, taken_away);
-    assert_eq!(b.refused(&wanted).await.position, Some(2), "the waiter lost its position");
+    assert_eq!(
+        b.refused(&wanted).await.position,
+        Some(2),
+        "the waiter lost its position"
+    );
     a.free(&held).await;
     c.wait_for(&behind, LONG).await;
     b.refused(&wanted).await;
@@ -254,11 +371,21 @@ async fn requeue(lab: &Lab, lose: impl AsyncFn(&str)) {
 }
 
 async fn a_waiter_whose_key_was_deleted_queues_again(lab: &Lab) {
-    requeue(lab, async |name: &str| drop(lab.etcd().etcd().ctl(&["del", name]))).await;
+    requeue(lab, async |name: &str| {
+        drop(lab.etcd().etcd().ctl(&["del", name]));
+    })
+    .await;
 }
 
 async fn a_waiter_whose_lease_ended_queues_again(lab: &Lab) {
-    requeue(lab, async |name: &str| drop(lab.etcd().etcd().ctl(&["lease", "revoke", name.rsplit('/').next().expect("a lease")]))).await;
+    requeue(lab, async |name: &str| {
+        drop(lab.etcd().etcd().ctl(&[
+            "lease",
+            "revoke",
+            name.rsplit('/').next().expect("a lease"),
+        ]));
+    })
+    .await;
 }
 
 const DRAIN_DELAY: Duration = Duration::from_millis(500);
@@ -277,17 +404,38 @@ struct Vanishing {
 impl Vanishing {
     async fn take(lab: &Lab, how: &'static str) -> Self {
         let mut holder = lab.client().await;
-        let grant = holder.take(&request(&key("job"), if how == "expired" { short() } else { LONG })).await;
-        Self { _holder: holder, key: holder_key(lab), fence: grant.fence, how }
+        let grant = holder
+            .take(&request(
+                &key("job"),
+                if how == "expired" { short() } else { LONG },
+            ))
+            .await;
+        Self {
+            _holder: holder,
+            key: holder_key(lab),
+            fence: grant.fence,
+            how,
+        }
     }
 
     async fn vanish(&self, lab: &Lab) {
         let ctl = |arguments: &[&str]| drop(lab.etcd().etcd().ctl(arguments));
         match self.how {
             "expired" => lab.outlast(short()).await,
-            "revoked" => ctl(&["lease", "revoke", self.key.rsplit('/').next().expect("a lease")]),
+            "revoked" => ctl(&[
+                "lease",
+                "revoke",
+                self.key.rsplit('/').next().expect("a lease"),
+            ]),
             "deleted" => ctl(&["del", &self.key]),
-            _ => assert!(lab.client().await.0.amend(&key("job"), Amendment::Evict(self.fence, &broken("NFS"))).await.expect("evicted")),
+            _ => assert!(
+                lab.client()
+                    .await
+                    .0
+                    .amend(&key("job"), Amendment::Evict(self.fence, &broken("NFS")))
+                    .await
+                    .expect("evicted")
+            ),
         }
     }
 }
@@ -315,12 +463,20 @@ async fn a_vanished_holders_successor_has_a_drain_delay(lab: &Lab) {
     for (how, waits) in ENDS.into_iter().flat_map(|how| [(how, false), (how, true)]) {
         let gone = Vanishing::take(lab, how).await;
         let mut b = lab.client().await;
-        let next = if waits { waiting(&key("job"), LONG) } else { request(&key("job"), LONG) };
+        let next = if waits {
+            waiting(&key("job"), LONG)
+        } else {
+            request(&key("job"), LONG)
+        };
         if waits {
             b.refused(&next).await;
         }
         gone.vanish(lab).await;
-        assert_eq!(b.wait_for(&next, LONG).await.drain_delay, DRAIN_DELAY, "{how}, waits: {waits}");
+        assert_eq!(
+            b.wait_for(&next, LONG).await.drain_delay,
+            DRAIN_DELAY,
+            "{how}, waits: {waits}"
+        );
         lab.pass(DRAIN_DELAY).await;
         b.free(&next).await;
         // The vanished holder is dead by now, so the next grant has no drain delay.
@@ -355,36 +511,69 @@ async fn a_released_grant_does_not_shorten_the_drain_delay(lab: &Lab) {
     lab.pass(DRAIN_DELAY).await;
     b.renewed(&patient, None).await;
     let records = format!("{}.meta/%open/", lab.etcd().namespace("dlock"));
-    assert_eq!(lab.etcd().etcd().keys(&records).len(), 1, "only the holder's own record remains");
+    assert_eq!(
+        lab.etcd().etcd().keys(&records).len(),
+        1,
+        "only the holder's own record remains"
+    );
     b.free(&patient).await;
     assert!(lab.etcd().etcd().keys(&records).is_empty());
 }
 
-/// The holder in front of the waiter gives the lock back at once, or undoes a grant whose answer was lost.
+/// The holder in front of the waiter gives the lock back at once, or undoes a grant whose answer
+/// was lost.
 async fn the_drain_delay_is_passed_on_to_the_next_waiter(lab: &Lab) {
     for is_lost in [false, true] {
         Vanishing::take(lab, "revoked").await.vanish(lab).await;
         let server = lab.server();
         let proxy = Proxy::to(server.port());
-        let (mut a, mut b, mut c) = (Client(server.through(proxy.port).await), lab.client().await, lab.client().await);
+        let (mut a, mut b, mut c) = (
+            Client(server.through(proxy.port).await),
+            lab.client().await,
+            lab.client().await,
+        );
         let hasty = request(&key("job"), LONG);
         if is_lost {
             proxy.trap("/write/", Fault::CutAfter);
-            a.0.try_acquire(&hasty).await.expect_err("the answer was lost");
+            a.0.try_acquire(&hasty)
+                .await
+                .expect_err("the answer was lost");
         } else {
             assert_eq!(a.take(&hasty).await.drain_delay, DRAIN_DELAY);
         }
         let [patient, after] = [waiting(&key("job"), LONG), waiting(&key("job"), LONG)];
         b.refused(&patient).await;
-        let scope = if is_lost { ReleaseInfo::UNDO } else { Scope::Hold.into() };
-        assert_eq!(a.0.release(&key("job"), &hasty.token, &scope).await.expect("release"), Release::Released);
-        assert_eq!(b.wait_for(&patient, LONG).await.drain_delay, DRAIN_DELAY, "lost: {is_lost}");
+        let scope = if is_lost {
+            ReleaseInfo::UNDO
+        } else {
+            Scope::Hold.into()
+        };
+        assert_eq!(
+            a.0.release(&key("job"), &hasty.token, &scope)
+                .await
+                .expect("release"),
+            Release::Released
+        );
+        assert_eq!(
+            b.wait_for(&patient, LONG).await.drain_delay,
+            DRAIN_DELAY,
+            "lost: {is_lost}"
+        );
         lab.pass(DRAIN_DELAY).await;
         c.refused(&after).await;
         b.free(&patient).await;
-        assert_eq!(c.wait_for(&after, LONG).await.drain_delay, Duration::ZERO, "lost: {is_lost}");
+        assert_eq!(
+            c.wait_for(&after, LONG).await.drain_delay,
+            Duration::ZERO,
+            "lost: {is_lost}"
+        );
         c.free(&after).await;
-        assert!(lab.etcd().etcd().keys(&format!("{}.meta/%open/", lab.etcd().namespace("dlock"))).is_empty());
+        assert!(
+            lab.etcd()
+                .etcd()
+                .keys(&format!("{}.meta/%open/", lab.etcd().namespace("dlock")))
+                .is_empty()
+        );
     }
 }
 
@@ -394,14 +583,22 @@ async fn holders_that_vanish_in_succession_leave_few_records(lab: &Lab) {
     for n in 0..40 {
         let mut a = lab.client().await;
         let grant = a.take(&request(&key("job"), LONG)).await;
-        assert_eq!(grant.drain_delay, if n == 0 { Duration::ZERO } else { DRAIN_DELAY });
+        assert_eq!(
+            grant.drain_delay,
+            if n == 0 { Duration::ZERO } else { DRAIN_DELAY }
+        );
         fences.push(Some(grant.fence));
         lab.etcd().etcd().ctl(&["del", &holder_key(lab)]);
     }
     let records = format!("{}.meta/%open/", lab.etcd().namespace("dlock"));
     assert!(lab.etcd().etcd().keys(&records).len() < 20);
     let past = history(&mut lab.client().await, &key("job")).await.past;
-    assert!(past.iter().map(|past| past.fence).eq(fences.into_iter().rev()), "{past:?}");
+    assert!(
+        past.iter()
+            .map(|past| past.fence)
+            .eq(fences.into_iter().rev()),
+        "{past:?}"
+    );
     assert!(past.iter().all(|past| past.end == End::Expired));
 }
 
@@ -421,10 +618,16 @@ async fn a_waiter_is_woken_after_a_compaction(lab: &Lab) {
     b.refused(&wanted).await;
     // The revision that the waiter saw is compacted away before it watches.
     for n in 0..3 {
-        lab.etcd().etcd().ctl(&["put", &format!("{}.other/{n}", lab.etcd().namespace("dlock")), "x"]);
+        lab.etcd().etcd().ctl(&[
+            "put",
+            &format!("{}.other/{n}", lab.etcd().namespace("dlock")),
+            "x",
+        ]);
     }
     let fields = lab.etcd().etcd().ctl(&["get", "x", "-w", "json"]);
-    let revision = serde_json::from_str::<serde_json::Value>(&fields).expect("JSON")["header"]["revision"].to_string();
+    let revision =
+        serde_json::from_str::<serde_json::Value>(&fields).expect("JSON")["header"]["revision"]
+            .to_string();
     lab.etcd().etcd().ctl(&["compact", &revision]);
     let release = async {
         lab.pass(SLACK).await;
@@ -434,7 +637,11 @@ async fn a_waiter_is_woken_after_a_compaction(lab: &Lab) {
     let (_, released) = tokio::join!(b.wait_for(&wanted, LONG), release);
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
     // The same for a holder that watches its key.
-    lab.etcd().etcd().ctl(&["put", &format!("{}.other/x", lab.etcd().namespace("dlock")), "x"]);
+    lab.etcd().etcd().ctl(&[
+        "put",
+        &format!("{}.other/x", lab.etcd().namespace("dlock")),
+        "x",
+    ]);
     let mut c = lab.client().await;
     c.renewed(&wanted, None).await;
     b.free(&wanted).await;
@@ -446,23 +653,43 @@ async fn only_the_last_fence_and_the_history_remain(lab: &Lab) {
     let held = a.hold(&key("job")).await;
     let before = keys(lab);
     // Other cases have leases too, so only leases that exist before and after count.
-    let ours = holder_key(lab).rsplit('/').next().expect("a lease").to_owned();
+    let ours = holder_key(lab)
+        .rsplit('/')
+        .next()
+        .expect("a lease")
+        .to_owned();
     b.refused(&request(&key("job"), LONG)).await;
     let wanted = waiting(&key("job"), LONG);
     b.refused(&wanted).await;
-    let queued: Vec<String> =
-        lab.etcd().etcd().keys(&folder(lab, "job")).iter().filter_map(|n| n.rsplit('/').next().map(str::to_owned)).collect();
+    let queued: Vec<String> = lab
+        .etcd()
+        .etcd()
+        .keys(&folder(lab, "job"))
+        .iter()
+        .filter_map(|n| n.rsplit('/').next().map(str::to_owned))
+        .collect();
     let _ = timeout(Duration::from_millis(20), b.wait(&wanted, LONG)).await;
     b.leave_queue(&wanted).await;
     assert_eq!(keys(lab), before);
     c.take(&nested(&held)).await;
     assert_eq!(a.release(&held, Scope::Tree).await, Release::Released);
     let run = format!("{}.meta/%fine/job/", lab.etcd().namespace("dlock"));
-    let after: Vec<_> = keys(lab).into_iter().filter(|name| !name.starts_with(&run)).collect();
-    assert_eq!(after, [format!("{}.meta/%last/job", lab.etcd().namespace("dlock"))]);
+    let after: Vec<_> = keys(lab)
+        .into_iter()
+        .filter(|name| !name.starts_with(&run))
+        .collect();
+    assert_eq!(
+        after,
+        [format!("{}.meta/%last/job", lab.etcd().namespace("dlock"))]
+    );
     let left = leases();
     assert!(queued.len() == 2 && queued.contains(&ours));
-    assert!(queued.iter().all(|lease| !left.contains(&format!("{lease:0>16}"))), "{queued:?} {left:?}");
+    assert!(
+        queued
+            .iter()
+            .all(|lease| !left.contains(&format!("{lease:0>16}"))),
+        "{queued:?} {left:?}"
+    );
 }
 
 async fn unused_records_are_collected(lab: &Lab) {
@@ -476,11 +703,19 @@ async fn unused_records_are_collected(lab: &Lab) {
     let vanished = history(&mut a, &key("job")).await;
     assert_eq!(vanished.past.len(), 1);
     assert_eq!(
-        a.0.collect(short(), &Progress::default()).await.expect("gc"),
+        a.0.collect(short(), &Progress::default())
+            .await
+            .expect("gc"),
         Some(2),
         "one lock with a fence, and one with a record of a vanished holder"
     );
-    assert_eq!(a.0.collect(short(), &Progress::default()).await.expect("gc"), Some(0), "both are scheduled for removal already");
+    assert_eq!(
+        a.0.collect(short(), &Progress::default())
+            .await
+            .expect("gc"),
+        Some(0),
+        "both are scheduled for removal already"
+    );
     assert!(a.inspect(&key("a/b")).await.last_fence.is_some());
     assert_eq!(history(&mut a, &key("job")).await, vanished);
     lab.outlast(short()).await;
@@ -489,10 +724,15 @@ async fn unused_records_are_collected(lab: &Lab) {
     assert_eq!(a.take(&next).await.drain_delay, Duration::ZERO);
     let mut left = keys(lab);
     left.retain(|name| name.contains("%last"));
-    assert_eq!(left, [format!("{}.meta/%last/used", lab.etcd().namespace("dlock"))]);
+    assert_eq!(
+        left,
+        [format!("{}.meta/%last/used", lab.etcd().namespace("dlock"))]
+    );
     a.free(&next).await;
     assert_eq!(
-        a.0.collect(Duration::ZERO, &Progress::default()).await.expect("gc"),
+        a.0.collect(Duration::ZERO, &Progress::default())
+            .await
+            .expect("gc"),
         Some(1),
         "immediately: one lock was used since, and the other one was counted before"
     );
@@ -505,11 +745,17 @@ async fn a_token_can_not_be_derived_from_stored_data(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     a.take(&nested(&held)).await;
-    let all = lab.etcd().etcd().ctl(&["get", "--prefix", &lab.etcd().namespace("")]);
+    let all = lab
+        .etcd()
+        .etcd()
+        .ctl(&["get", "--prefix", &lab.etcd().namespace("")]);
     let owner = held.token.owner;
-    for form in
-        [owner.to_string(), owner.simple().to_string(), format!("{:x}", owner.as_u64_pair().0), format!("{:x}", owner.as_u64_pair().1)]
-    {
+    for form in [
+        owner.to_string(),
+        owner.simple().to_string(),
+        format!("{:x}", owner.as_u64_pair().0),
+        format!("{:x}", owner.as_u64_pair().1),
+    ] {
         assert!(!all.contains(&form), "{form} in {all}");
     }
 }
@@ -518,20 +764,48 @@ async fn a_shared_hold_is_not_entered_exclusively(lab: &Lab) {
     let mut a = lab.client().await;
     let outer = shared(request(&key("job"), LONG));
     a.take(&outer).await;
-    let inner = Request { mode: Mode::Exclusive, entry: Entry::Reenter, ..nested(&outer) };
-    let error = lab.client().await.0.try_acquire(&inner).await.expect_err("a writer would run next to other readers");
+    let inner = Request {
+        mode: Mode::Exclusive,
+        entry: Entry::Reenter,
+        ..nested(&outer)
+    };
+    let error = lab
+        .client()
+        .await
+        .0
+        .try_acquire(&inner)
+        .await
+        .expect_err("a writer would run next to other readers");
     assert_eq!(error.kind, ErrorKind::Usage, "{error:?}");
-    lab.client().await.refused(&request(&key("job"), LONG)).await;
+    lab.client()
+        .await
+        .refused(&request(&key("job"), LONG))
+        .await;
 }
 
 /// The queue monitor dies together with the waiter before it: another waiter becomes the monitor.
 async fn a_dead_queue_monitor_is_replaced(lab: &Lab) {
-    let (mut a, mut gone, mut watcher, mut c) = (lab.client().await, lab.client().await, lab.client().await, lab.client().await);
+    let (mut a, mut gone, mut watcher, mut c) = (
+        lab.client().await,
+        lab.client().await,
+        lab.client().await,
+        lab.client().await,
+    );
     let job = key("job");
     let held = a.hold(&job).await;
-    let monitor = || lab.etcd().etcd().ctl(&["get", "-w", "fields", &format!("{}.meta/%last/job/lookout", lab.etcd().namespace("dlock"))]);
+    let monitor = || {
+        lab.etcd().etcd().ctl(&[
+            "get",
+            "-w",
+            "fields",
+            &format!("{}.meta/%last/job/lookout", lab.etcd().namespace("dlock")),
+        ])
+    };
     gone.refused(&waiting(&job, LONG)).await;
-    assert!(!monitor().contains("Lease"), "the first waiter monitors no other");
+    assert!(
+        !monitor().contains("Lease"),
+        "the first waiter monitors no other"
+    );
     let second = waiting(&job, LONG);
     watcher.refused(&second).await;
     let _ = timeout(Duration::from_millis(500), watcher.wait(&second, LONG)).await;
@@ -546,8 +820,15 @@ async fn a_dead_queue_monitor_is_replaced(lab: &Lab) {
         a.free(&held).await;
     };
     let _ = tokio::join!(free, c.wait_for(&wanted, LONG));
-    crate::support::say(&format!("etcd: two dead waiters, one of them the queue monitor, blocked the queue for {:?}", began.elapsed()));
-    assert!(began.elapsed() < LONG / 3, "the queue was blocked until the leases ended: {:?}", began.elapsed());
+    crate::support::say(&format!(
+        "etcd: two dead waiters, one of them the queue monitor, blocked the queue for {:?}",
+        began.elapsed()
+    ));
+    assert!(
+        began.elapsed() < LONG / 3,
+        "the queue was blocked until the leases ended: {:?}",
+        began.elapsed()
+    );
     // The new holder resigns as monitor in the background, possibly a little later.
     for _ in 0..100 {
         if !monitor().contains("Lease") {
@@ -571,11 +852,17 @@ async fn only_the_front_waiters_are_probed(lab: &Lab) {
         waiters.push((one, wanted));
     }
     let calls = lab.etcd().namespace("dlock") + ".meta/%last/job/call/";
-    let all =
-        waiters.iter_mut().map(|(one, wanted)| async { timeout(Duration::from_secs(6), one.wait(wanted, LONG)).await.expect_err("woken") });
+    let all = waiters.iter_mut().map(|(one, wanted)| async {
+        timeout(Duration::from_secs(6), one.wait(wanted, LONG))
+            .await
+            .expect_err("woken")
+    });
     join_all(all).await;
     let probed = lab.etcd().etcd().keys(&calls).len();
-    assert!((2..10).contains(&probed), "a few waiters at the front are probed: {probed}");
+    assert!(
+        (2..10).contains(&probed),
+        "a few waiters at the front are probed: {probed}"
+    );
     for (one, wanted) in &mut waiters {
         one.leave_queue(wanted).await;
     }
@@ -596,16 +883,36 @@ async fn a_waiter_probed_before_it_listens_answers(lab: &Lab) {
     }
     let calls = lab.etcd().namespace("dlock") + ".meta/%last/job/call/";
     let (watcher, wanted) = &mut waiters[2];
-    assert!(timeout(Duration::from_millis(500), watcher.wait(wanted, LONG)).await.is_err());
-    assert_eq!(lab.etcd().etcd().keys(&calls).len(), 3, "the monitor is probed too");
+    assert!(
+        timeout(Duration::from_millis(500), watcher.wait(wanted, LONG))
+            .await
+            .is_err()
+    );
+    assert_eq!(
+        lab.etcd().etcd().keys(&calls).len(),
+        3,
+        "the monitor is probed too"
+    );
     for (one, wanted) in &mut waiters[..2] {
         one.refused(wanted).await;
     }
-    let waits = waiters.iter_mut().map(|(one, wanted)| async { timeout(Duration::from_secs(2), one.wait(wanted, LONG)).await });
-    assert!(join_all(waits).await.iter().all(Result::is_err), "a waiter was woken without a change");
+    let waits = waiters.iter_mut().map(|(one, wanted)| async {
+        timeout(Duration::from_secs(2), one.wait(wanted, LONG)).await
+    });
+    assert!(
+        join_all(waits).await.iter().all(Result::is_err),
+        "a waiter was woken without a change"
+    );
     // A waiter that is silent for five seconds after its probe counts as dead.
-    let answers = lab.etcd().etcd().ctl(&["get", "--prefix", "--print-value-only", &calls]);
-    assert_eq!(answers.lines().filter(|line| *line == "here").count(), 3, "{answers}");
+    let answers = lab
+        .etcd()
+        .etcd()
+        .ctl(&["get", "--prefix", "--print-value-only", &calls]);
+    assert_eq!(
+        answers.lines().filter(|line| *line == "here").count(),
+        3,
+        "{answers}"
+    );
     a.free(&held).await;
     for (one, wanted) in &mut waiters {
         one.wait_for(wanted, LONG).await;

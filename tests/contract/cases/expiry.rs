@@ -16,7 +16,9 @@ pub fn all() -> Vec<Case> {
         no_lease_expires_early,
         busy_reports_when_it_expires,
     ];
-    all.extend(cases![Kind::lasts_with_its_process => a_living_holders_lock_is_held_beyond_its_lease]);
+    all.extend(
+        cases![Kind::lasts_with_its_process => a_living_holders_lock_is_held_beyond_its_lease],
+    );
     all.extend(cases![|kind| !kind.ends_with_its_process() => a_vanished_holders_lock_is_free_after_its_lease]);
     all.extend(cases![Kind::ends_with_its_process => a_vanished_holders_lock_is_free_at_once]);
     all
@@ -41,9 +43,15 @@ async fn an_expired_token_holds_nothing(lab: &Lab) {
     a.take(&held).await;
     lab.outlast(short()).await;
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
-    assert_eq!(a.renew(&held, lab.other_ttl(LONG).await).await, Renewal::NotHeld);
+    assert_eq!(
+        a.renew(&held, lab.other_ttl(LONG).await).await,
+        Renewal::NotHeld
+    );
     assert_eq!(a.release(&held, Scope::Hold).await, Release::NotHeld);
-    assert!(a.inspect(&job).await.holders.is_empty(), "a renewal recreated the hold");
+    assert!(
+        a.inspect(&job).await.holders.is_empty(),
+        "a renewal recreated the hold"
+    );
 }
 
 async fn an_expired_hold_does_not_touch_its_successor(lab: &Lab) {
@@ -53,7 +61,10 @@ async fn an_expired_hold_does_not_touch_its_successor(lab: &Lab) {
     a.take(&late).await;
     lab.outlast(short()).await;
     let held = b.hold(&job).await;
-    assert_eq!(a.renew(&late, lab.other_ttl(LONG).await).await, Renewal::NotHeld);
+    assert_eq!(
+        a.renew(&late, lab.other_ttl(LONG).await).await,
+        Renewal::NotHeld
+    );
     for scope in [Scope::Hold, Scope::Tree] {
         assert_eq!(a.release(&late, scope).await, Release::NotHeld);
     }
@@ -72,7 +83,11 @@ async fn no_lease_expires_early(lab: &Lab) {
             return;
         }
         // A busy machine may have taken the rest of the lease.
-        assert!(began.elapsed() >= short(), "granted after {:?}", began.elapsed());
+        assert!(
+            began.elapsed() >= short(),
+            "granted after {:?}",
+            began.elapsed()
+        );
     }
     panic!("the machine is too busy");
 }
@@ -82,8 +97,15 @@ async fn busy_reports_when_it_expires(lab: &Lab) {
     let job = key("job");
     let (taken, lease) = (std::time::Instant::now(), short() * 3);
     a.take(&lab.expiring(&job, lease)).await;
-    let left = b.refused(&request(&job, LONG)).await.expires_in.expect("an expiry");
-    assert!(left <= lease + SLACK && left + taken.elapsed() > lease / 2, "{left:?}");
+    let left = b
+        .refused(&request(&job, LONG))
+        .await
+        .expires_in
+        .expect("an expiry");
+    assert!(
+        left <= lease + SLACK && left + taken.elapsed() > lease / 2,
+        "{left:?}"
+    );
     lab.outlast(left).await;
     b.hold(&job).await;
 }
@@ -104,7 +126,14 @@ async fn a_vanished_holders_lock_is_free_at_once(lab: &Lab) {
     a.hold(&job).await;
     drop(a);
     let began = std::time::Instant::now();
-    b.wait_for(&Request { waiting: true, ..request(&job, LONG) }, LONG).await;
+    b.wait_for(
+        &Request {
+            waiting: true,
+            ..request(&job, LONG)
+        },
+        LONG,
+    )
+    .await;
     assert!(began.elapsed() < soon(), "{:?}", began.elapsed());
 }
 

@@ -85,7 +85,11 @@ async fn fence_is_kept_while_it_is_held(lab: &Lab) {
     if lab.kind.crosses_processes() {
         assert_eq!(a.take(&nested(&held)).await.fence, fence, "entered again");
     }
-    assert_eq!(a.inspect(&job).await.holders[0].fence, Some(fence), "inspected");
+    assert_eq!(
+        a.inspect(&job).await.holders[0].fence,
+        Some(fence),
+        "inspected"
+    );
     // A busy answer consumes no fence.
     lab.client().await.refused(&request(&job, LONG)).await;
     assert_eq!(a.inspect(&job).await.last_fence, Some(fence));

@@ -40,28 +40,58 @@ async fn assert_untouched(lab: &Lab, job: &str, name: &str) {
     let ours = request(&key(job), LONG);
     let _ = a.0.try_acquire(&ours).await;
     let _ = a.0.try_acquire(&waiting(&key(job), LONG)).await;
-    assert!(!matches!(a.0.renew(&ours.key, &ours.token, Some(crate::lab::ttl(LONG * 2)).into()).await, Ok(Renewal::Renewed { .. })));
+    assert!(!matches!(
+        a.0.renew(
+            &ours.key,
+            &ours.token,
+            Some(crate::lab::ttl(LONG * 2)).into()
+        )
+        .await,
+        Ok(Renewal::Renewed { .. })
+    ));
     for scope in [Scope::Hold, Scope::Tree] {
-        assert!(!matches!(a.0.release(&ours.key, &ours.token, &scope.into()).await, Ok(Release::Released | Release::StillHeld(_))));
+        assert!(!matches!(
+            a.0.release(&ours.key, &ours.token, &scope.into()).await,
+            Ok(Release::Released | Release::StillHeld(_))
+        ));
     }
-    let nested = Request { entry: dlock::lock::Entry::Reenter, ..ours };
-    assert!(!matches!(a.0.try_acquire(&nested).await, Ok(Attempt::Granted(_))));
+    let nested = Request {
+        entry: dlock::lock::Entry::Reenter,
+        ..ours
+    };
+    assert!(!matches!(
+        a.0.try_acquire(&nested).await,
+        Ok(Attempt::Granted(_))
+    ));
     let _ = a.0.list("", &Progress::default()).await;
     let after = (dump(&server), server.int(&["PTTL", name]));
     assert_eq!(after.0, before.0);
-    assert!(after.1 <= before.1 && (after.1 < 0) == (before.1 < 0), "PTTL was {}, is {}", before.1, after.1);
+    assert!(
+        after.1 <= before.1 && (after.1 < 0) == (before.1 < 0),
+        "PTTL was {}, is {}",
+        before.1,
+        after.1
+    );
 }
 
 async fn a_string_with_an_expiry_is_a_busy_lock(lab: &Lab) {
     let name = name(lab, "job").await;
-    lab.redis().server().command(&["SET", &name, "0a1b2c", "NX", "PX", "5000"]);
+    lab.redis()
+        .server()
+        .command(&["SET", &name, "0a1b2c", "NX", "PX", "5000"]);
     let mut a = lab.client().await;
     let busy = a.refused(&request(&key("job"), LONG)).await;
     let left = busy.expires_in.expect("an expiry");
-    assert!(left > Duration::from_secs(3) && left <= Duration::from_secs(5), "{left:?}");
+    assert!(
+        left > Duration::from_secs(3) && left <= Duration::from_secs(5),
+        "{left:?}"
+    );
     assert!(!busy.notifies, "a SET NX user notifies no waiter");
     let state = a.inspect(&key("job")).await;
-    assert!(state.holders.len() == 1 && state.holders[0].foreign && state.holders[0].fence.is_none(), "{state:?}");
+    assert!(
+        state.holders.len() == 1 && state.holders[0].foreign && state.holders[0].fence.is_none(),
+        "{state:?}"
+    );
     assert_untouched(lab, "job", &name).await;
     lab.redis().server().command(&["DEL", &name]);
     a.hold(&key("job")).await;
@@ -70,15 +100,28 @@ async fn a_string_with_an_expiry_is_a_busy_lock(lab: &Lab) {
 /// The default of redis-py's lock.
 async fn a_string_without_an_expiry_is_a_busy_lock(lab: &Lab) {
     let name = name(lab, "job").await;
-    lab.redis().server().command(&["SET", &name, "0a1b2c", "NX"]);
+    lab.redis()
+        .server()
+        .command(&["SET", &name, "0a1b2c", "NX"]);
     let mut a = lab.client().await;
     for wanted in [request(&key("job"), LONG), waiting(&key("job"), LONG)] {
         let busy = a.refused(&wanted).await;
-        assert!(busy.expires_in.is_none() && !busy.notifies, "the lock has to be polled: {busy:?}");
-        assert!(busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
+        assert!(
+            busy.expires_in.is_none() && !busy.notifies,
+            "the lock has to be polled: {busy:?}"
+        );
+        assert!(
+            busy.holders.len() == 1 && busy.holders[0].foreign,
+            "{busy:?}"
+        );
     }
     let state = a.inspect(&key("job")).await;
-    assert!(state.holders.len() == 1 && state.holders[0].foreign && state.holders[0].expires_in.is_none(), "{state:?}");
+    assert!(
+        state.holders.len() == 1
+            && state.holders[0].foreign
+            && state.holders[0].expires_in.is_none(),
+        "{state:?}"
+    );
     assert_untouched(lab, "job", &name).await;
     lab.redis().server().command(&["DEL", &name]);
     a.hold(&key("job")).await;
@@ -93,9 +136,18 @@ async fn a_key_of_another_type_is_an_error(lab: &Lab) {
     ];
     for (job, put) in puts {
         let name = name(lab, job).await;
-        let words: Vec<_> = put.iter().map(|word| if *word == "?" { name.as_str() } else { word }).collect();
+        let words: Vec<_> = put
+            .iter()
+            .map(|word| if *word == "?" { name.as_str() } else { word })
+            .collect();
         lab.redis().server().command(&words);
-        let error = lab.client().await.0.try_acquire(&request(&key(job), LONG)).await.expect_err("no lock");
+        let error = lab
+            .client()
+            .await
+            .0
+            .try_acquire(&request(&key(job), LONG))
+            .await
+            .expect_err("no lock");
         assert_eq!(error.kind, ErrorKind::Data, "{job}: {error:?}");
         assert_untouched(lab, job, &name).await;
     }
@@ -103,8 +155,16 @@ async fn a_key_of_another_type_is_an_error(lab: &Lab) {
 
 async fn a_hash_that_is_no_lock_is_an_error(lab: &Lab) {
     let name = name(lab, "job").await;
-    lab.redis().server().command(&["HSET", &name, "name", "ana", "mail", "ana@example.org"]);
-    let error = lab.client().await.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no lock");
+    lab.redis()
+        .server()
+        .command(&["HSET", &name, "name", "ana", "mail", "ana@example.org"]);
+    let error = lab
+        .client()
+        .await
+        .0
+        .try_acquire(&request(&key("job"), LONG))
+        .await
+        .expect_err("no lock");
     assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
     assert_untouched(lab, "job", &name).await;
 }
@@ -121,16 +181,33 @@ async fn redissons_locks_are_busy_and_reported(lab: &Lab) {
     ];
     for (job, fields) in shapes {
         let name = name(lab, job).await;
-        let words: Vec<_> = ["HSET", &name].into_iter().chain(fields.iter().copied()).collect();
+        let words: Vec<_> = ["HSET", &name]
+            .into_iter()
+            .chain(fields.iter().copied())
+            .collect();
         lab.redis().server().command(&words);
         lab.redis().server().command(&["PEXPIRE", &name, "30000"]);
         let mut a = lab.client().await;
         let busy = a.refused(&request(&key(job), LONG)).await;
-        assert!(busy.expires_in.is_some_and(|left| left <= Duration::from_secs(30)), "{job}");
+        assert!(
+            busy.expires_in
+                .is_some_and(|left| left <= Duration::from_secs(30)),
+            "{job}"
+        );
         assert!(busy.holders.iter().all(|holder| holder.foreign), "{job}");
         let state = a.inspect(&key(job)).await;
-        assert_eq!(state.holders.len(), if job == "read" { 2 } else { 1 }, "{job}: {state:?}");
-        assert!(state.holders.iter().all(|holder| holder.foreign && holder.metadata.is_none()), "{job}");
+        assert_eq!(
+            state.holders.len(),
+            if job == "read" { 2 } else { 1 },
+            "{job}: {state:?}"
+        );
+        assert!(
+            state
+                .holders
+                .iter()
+                .all(|holder| holder.foreign && holder.metadata.is_none()),
+            "{job}"
+        );
         assert!(a.keys("").await.contains(&job.to_owned()), "{job}");
         assert_untouched(lab, job, &name).await;
     }
@@ -138,8 +215,14 @@ async fn redissons_locks_are_busy_and_reported(lab: &Lab) {
 
 async fn redissons_lock_without_an_expiry_is_busy(lab: &Lab) {
     let name = name(lab, "job").await;
-    lab.redis().server().command(&["HSET", &name, &format!("{OTHER}:31"), "1"]);
-    let busy = lab.client().await.refused(&waiting(&key("job"), LONG)).await;
+    lab.redis()
+        .server()
+        .command(&["HSET", &name, &format!("{OTHER}:31"), "1"]);
+    let busy = lab
+        .client()
+        .await
+        .refused(&waiting(&key("job"), LONG))
+        .await;
     assert_eq!(busy.expires_in, None);
     assert!(!busy.notifies, "the lock has to be polled");
     assert_untouched(lab, "job", &name).await;
@@ -148,19 +231,37 @@ async fn redissons_lock_without_an_expiry_is_busy(lab: &Lab) {
 async fn our_lock_has_the_form_redisson_expects(lab: &Lab) {
     let mut a = lab.client().await;
     let held = request(&key("job"), LONG);
-    a.take(&Request { metadata: Some(crate::lab::runner("web1")), ..held.clone() }).await;
+    a.take(&Request {
+        metadata: Some(crate::lab::runner("web1")),
+        ..held.clone()
+    })
+    .await;
     a.take(&crate::lab::nested(&held)).await;
     let name = name(lab, "job").await;
     let server = lab.redis().server();
     assert_eq!(server.text(&["TYPE", &name]), "hash");
-    let fields: std::collections::BTreeMap<String, String> = redis::from_redis_value(server.command(&["HGETALL", &name])).expect("a hash");
-    assert_eq!(fields.len(), 2, "another field breaks Redisson's readers: {fields:?}");
+    let fields: std::collections::BTreeMap<String, String> =
+        redis::from_redis_value(server.command(&["HGETALL", &name])).expect("a hash");
+    assert_eq!(
+        fields.len(),
+        2,
+        "another field breaks Redisson's readers: {fields:?}"
+    );
     assert_eq!(fields["mode"], "write");
     assert_eq!(fields[&format!("{}:1:write", held.token.owner)], "1");
-    assert!(server.int(&["PTTL", &name]) > 0, "without an expiry Redisson's waiters wait forever");
-    assert_eq!(server.command(&["SET", &name, "x", "NX", "PX", "1000"]), redis::Value::Nil);
+    assert!(
+        server.int(&["PTTL", &name]) > 0,
+        "without an expiry Redisson's waiters wait forever"
+    );
+    assert_eq!(
+        server.command(&["SET", &name, "x", "NX", "PX", "1000"]),
+        redis::Value::Nil
+    );
     let fence = a.inspect(&key("job")).await.last_fence.expect("a fence");
-    assert_eq!(server.text(&["GET", &format!("redisson_lock_token:{{{name}}}")]), fence.to_string());
+    assert_eq!(
+        server.text(&["GET", &format!("redisson_lock_token:{{{name}}}")]),
+        fence.to_string()
+    );
 }
 
 async fn a_lock_deleted_by_others_is_not_held(lab: &Lab) {
@@ -182,13 +283,21 @@ async fn a_lock_taken_over_by_others_is_not_held(lab: &Lab) {
     let held = a.hold(&job).await;
     let name = name(lab, "job").await;
     lab.redis().server().command(&["DEL", &name]);
-    lab.redis().server().command(&["HSET", &name, &format!("{OTHER}:31"), "1"]);
+    lab.redis()
+        .server()
+        .command(&["HSET", &name, &format!("{OTHER}:31"), "1"]);
     lab.redis().server().command(&["PEXPIRE", &name, "30000"]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
-    assert!(matches!(a.attempt(&crate::lab::nested(&held)).await, Attempt::NotHeld));
+    assert!(matches!(
+        a.attempt(&crate::lab::nested(&held)).await,
+        Attempt::NotHeld
+    ));
     let state = a.inspect(&job).await;
-    assert!(state.holders[0].foreign, "the rest of dlock's own hold was reported as Redisson's: {state:?}");
+    assert!(
+        state.holders[0].foreign,
+        "the rest of dlock's own hold was reported as Redisson's: {state:?}"
+    );
     assert_untouched(lab, "job", &name).await;
 }
 
@@ -197,16 +306,27 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     let name = name(lab, "job").await;
-    lab.redis().server().command(&["HSET", &format!("dlock:{{{name}}}:record"), "v", "2.0"]);
+    lab.redis()
+        .server()
+        .command(&["HSET", &format!("dlock:{{{name}}}:record"), "v", "2.0"]);
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
     errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
-    errors.extend(a.0.release(&job, &held.token, &Scope::Tree.into()).await.err());
+    errors.extend(
+        a.0.release(&job, &held.token, &Scope::Tree.into())
+            .await
+            .err(),
+    );
     errors.extend(a.0.inspect(&job).await.err());
     assert_eq!(errors.len(), 4);
-    assert!(errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
+    assert!(
+        errors.iter().all(|error| error.kind == ErrorKind::Layout),
+        "{errors:?}"
+    );
     // dlock reads a newer minor version.
-    lab.redis().server().command(&["HSET", &format!("dlock:{{{name}}}:record"), "v", "1.9"]);
+    lab.redis()
+        .server()
+        .command(&["HSET", &format!("dlock:{{{name}}}:record"), "v", "1.9"]);
     a.renewed(&held, None).await;
     a.free(&held).await;
 }
@@ -214,11 +334,21 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
 async fn a_foreign_holder_is_waited_for_by_polling(lab: &Lab) {
     use dlock::lease::{BootClock, Limits, Outcome, WaitPolicy, acquire};
     let name = name(lab, "job").await;
-    lab.redis().server().command(&["SET", &name, "x", "PX", "60000"]);
+    lab.redis()
+        .server()
+        .command(&["SET", &name, "x", "PX", "60000"]);
     let mut a = lab.client().await;
     let wanted = waiting(&key("job"), short());
     let never = std::future::pending::<()>();
-    let take = acquire(&mut *a.0, &BootClock, wanted, WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
+    let take = acquire(
+        &mut *a.0,
+        &BootClock,
+        wanted,
+        WaitPolicy::For(LONG),
+        Limits::DEFAULT,
+        never,
+        |_| {},
+    );
     let delete = async {
         lab.pass(Duration::from_millis(300)).await;
         lab.redis().server().command(&["DEL", &name]);

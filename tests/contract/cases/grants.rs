@@ -5,8 +5,8 @@ use std::time::Duration;
 use dlock::{
     backends::{Secret, etcd, mysql, postgres, redis, redlock::Redlock, zookeeper::ZooKeeper},
     lock::{
-        Amendment, Break, Effect, Intent, Kind as ErrorKind, Mode, Note, PASSWORD, Progress, Release, Renewal, Result, Role, RunState,
-        Scope, Which,
+        Amendment, Break, Effect, Intent, Kind as ErrorKind, Mode, Note, PASSWORD, Progress,
+        Release, Renewal, Result, Role, RunState, Scope, Which,
     },
 };
 use zookeeper_client::{Acl, AuthId, Client as Admin, CreateMode, Permission};
@@ -35,17 +35,33 @@ pub fn all() -> Vec<Case> {
 
 const ROLES: [Role; 3] = [Role::Run, Role::View, Role::Break];
 
-/// Does everything that users with just these rights do. `open` makes a client for the user of a role.
+/// Does everything that users with just these rights do. `open` makes a client for the user of a
+/// role.
 async fn use_rights(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
     for user in ["dlock-run", "dlock-break"] {
         let (mut a, mut b) = (open(user), open(user));
         let job = key("job");
-        let first = dlock::lock::Request { metadata: Some(runner("web1")), ..asking("job", &once(LONG, 9, true)) };
+        let first = dlock::lock::Request {
+            metadata: Some(runner("web1")),
+            ..asking("job", &once(LONG, 9, true))
+        };
         let fence = a.take(&first).await.fence;
-        assert!(b.0.amend(&job, Amendment::Warn(fence, 1)).await.expect("a warning"), "{user}");
+        assert!(
+            b.0.amend(&job, Amendment::Warn(fence, 1))
+                .await
+                .expect("a warning"),
+            "{user}"
+        );
         a.renewed(&first, None).await;
-        let second = dlock::lock::Request { metadata: Some(runner("web2")), ..waiting(&job, LONG) };
-        assert_eq!(b.refused(&second).await.position, Some(1), "{user} is not in the queue");
+        let second = dlock::lock::Request {
+            metadata: Some(runner("web2")),
+            ..waiting(&job, LONG)
+        };
+        assert_eq!(
+            b.refused(&second).await.position,
+            Some(1),
+            "{user} is not in the queue"
+        );
         let release = async {
             lab.pass(Duration::from_millis(300)).await;
             a.end_run(&first, RunState::Failed).await;
@@ -58,26 +74,50 @@ async fn use_rights(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
         let (freed, (grant, got)) = tokio::join!(release, taken);
         assert!(got.duration_since(freed) < soon(), "{user} was not woken");
         let start = a.record(&job).await.start.expect("a start");
-        assert_eq!((start.fence, start.state), (fence, RunState::Failed), "{user} could not record the outcome");
+        assert_eq!(
+            (start.fence, start.state),
+            (fence, RunState::Failed),
+            "{user} could not record the outcome"
+        );
         if lab.kind.crosses_processes() && lab.kind != Kind::ZooKeeper {
             let inner = nested(&second);
             a.take(&inner).await;
             assert_eq!(a.release(&inner, Scope::Hold).await, Release::StillHeld(1));
         }
-        for name in [user, "dlock-view"].into_iter().filter(|name| has_view || *name == user) {
+        for name in [user, "dlock-view"]
+            .into_iter()
+            .filter(|name| has_view || *name == user)
+        {
             let mut viewer = open(name);
             let state = viewer.inspect(&job).await;
             for which in [Which::All, Which::Kept] {
-                viewer.0.known("", which, &Progress::default()).await.unwrap_or_else(|error| panic!("known: {error:?}"));
+                viewer
+                    .0
+                    .known("", which, &Progress::default())
+                    .await
+                    .unwrap_or_else(|error| panic!("known: {error:?}"));
             }
             assert_eq!(state.holders.len(), 1, "{name} sees {state:?}");
-            assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(runner("web2"))));
+            assert_eq!(
+                (state.holders[0].fence, &state.holders[0].metadata),
+                (Some(grant.fence), &Some(runner("web2")))
+            );
             assert!(state.waiters.is_empty());
             assert_eq!(viewer.keys("").await, ["job"]);
-            let verified = viewer.0.renew(&job, &second.token, Intent::Probe).await.expect("verify");
+            let verified = viewer
+                .0
+                .renew(&job, &second.token, Intent::Probe)
+                .await
+                .expect("verify");
             assert!(matches!(verified, Renewal::Kept { .. }), "{verified:?}");
             match viewer.0.history(&job).await {
-                Ok(history) => assert!(history.past.iter().any(|past| past.metadata == Some(runner("web1"))), "{name} sees {history:?}"),
+                Ok(history) => assert!(
+                    history
+                        .past
+                        .iter()
+                        .any(|past| past.metadata == Some(runner("web1"))),
+                    "{name} sees {history:?}"
+                ),
                 Err(error) => assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}"),
             }
         }
@@ -85,7 +125,11 @@ async fn use_rights(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
             assert_read_only(&mut open("dlock-view"), &second).await;
         }
         b.renewed(&second, None).await;
-        let skip = Note::Skipped { host: "web3".into(), reason: "busy".into(), at_ms: 1_700_000_000_000 };
+        let skip = Note::Skipped {
+            host: "web3".into(),
+            reason: "busy".into(),
+            at_ms: 1_700_000_000_000,
+        };
         assert_done_or_unsupported(a.0.amend(&job, Amendment::Note(&skip)).await);
         b.free(&second).await;
         if lab.kind.permits() || lab.kind == Kind::Redlock {
@@ -99,19 +143,39 @@ async fn use_rights(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
 
 /// Takes shares, one of whose holders crashes, and waits for them in order.
 async fn use_shares(lab: &Lab, user: &str, open: &impl Fn(&str) -> Client) {
-    for mode in [Mode::Shared, Mode::Permits(2)].into_iter().filter(|mode| *mode == Mode::Shared || lab.kind.permits()) {
+    for mode in [Mode::Shared, Mode::Permits(2)]
+        .into_iter()
+        .filter(|mode| *mode == Mode::Shared || lab.kind.permits())
+    {
         let job = key(&format!("{mode:?} of {user}"));
         let (mut a, mut b, mut c) = (open(user), open(user), open(user));
-        let one = dlock::lock::Request { mode, ..request(&job, LONG) };
+        let one = dlock::lock::Request {
+            mode,
+            ..request(&job, LONG)
+        };
         a.take(&one).await;
-        b.take(&dlock::lock::Request { mode, ..lab.expiring(&job, short()) }).await;
-        let writer = dlock::lock::Request { fair: lab.kind.fair(), ..waiting(&job, LONG) };
+        b.take(&dlock::lock::Request {
+            mode,
+            ..lab.expiring(&job, short())
+        })
+        .await;
+        let writer = dlock::lock::Request {
+            fair: lab.kind.fair(),
+            ..waiting(&job, LONG)
+        };
         c.refused(&writer).await;
-        b.refused(&dlock::lock::Request { mode, ..waiting(&job, LONG) }).await;
+        b.refused(&dlock::lock::Request {
+            mode,
+            ..waiting(&job, LONG)
+        })
+        .await;
         lab.outlast(short()).await;
         a.renewed(&one, None).await;
         let mut view = open("dlock-view");
-        assert!(matches!(view.0.renew(&job, &one.token, Intent::Probe).await, Ok(Renewal::Kept { .. })));
+        assert!(matches!(
+            view.0.renew(&job, &one.token, Intent::Probe).await,
+            Ok(Renewal::Kept { .. })
+        ));
         assert_eq!(view.inspect(&job).await.holders.len(), 1);
         let freed = async {
             lab.pass(SLACK).await;
@@ -134,25 +198,38 @@ fn assert_done_or_unsupported(done: Result<bool>) {
 
 /// Marks a hold, and evicts it.
 async fn mark_and_evict(a: &mut Client, b: &mut Client) {
-    let decision = Break { by: "ana@ops1".into(), why: Some("NFS".into()), seen: false };
+    let decision = Break {
+        by: "ana@ops1".into(),
+        why: Some("NFS".into()),
+        seen: false,
+    };
     let job = key("to break");
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
     assert_done_or_unsupported(b.0.amend(&job, Amendment::Mark(fence, &decision)).await);
     assert_done_or_unsupported(b.0.amend(&job, Amendment::Evict(fence, &decision)).await);
     // The release over a killed session may fail.
-    let _ = a.0.release(&held.key, &held.token, &Scope::Tree.into()).await;
+    let _ =
+        a.0.release(&held.key, &held.token, &Scope::Tree.into())
+            .await;
 }
 
 /// Checks that a read-only user changes nothing, even with another client's token.
 async fn assert_read_only(view: &mut Client, held: &dlock::lock::Request) {
     let other = key("other");
     let taken = request(&other, LONG);
-    let error = view.0.try_acquire(&taken).await.expect_err("a read-only user took a lock");
+    let error = view
+        .0
+        .try_acquire(&taken)
+        .await
+        .expect_err("a read-only user took a lock");
     assert!(!error.is_transient(), "{error:?}");
     if error.effect != Effect::NotApplied {
         // The core undoes an attempt with an unknown outcome too.
-        let _ = view.0.release(&other, &taken.token, &Scope::Hold.into()).await;
+        let _ = view
+            .0
+            .release(&other, &taken.token, &Scope::Hold.into())
+            .await;
     }
     // A session that took something may end a little later.
     for _ in 0..50 {
@@ -162,7 +239,15 @@ async fn assert_read_only(view: &mut Client, held: &dlock::lock::Request) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(view.inspect(&other).await.holders.is_empty());
-    assert!(!matches!(view.0.release(&held.key, &held.token, &Scope::Tree.into()).await, Ok(Release::Released)), "released a lock");
+    assert!(
+        !matches!(
+            view.0
+                .release(&held.key, &held.token, &Scope::Tree.into())
+                .await,
+            Ok(Release::Released)
+        ),
+        "released a lock"
+    );
     assert_eq!(view.inspect(&held.key).await.holders.len(), 1);
 }
 
@@ -187,13 +272,23 @@ fn assert_nothing_refused<'a>(servers: impl IntoIterator<Item = &'a support::red
 }
 
 fn as_user(options: &redis::RedisOptions, user: &str) -> redis::RedisOptions {
-    redis::RedisOptions { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() }
+    redis::RedisOptions {
+        user: Some(user.into()),
+        password: Some(Secret::new("pw")),
+        ..options.clone()
+    }
 }
 
 async fn redis_users_have_the_rights_they_need(lab: &Lab) {
-    let options = redis::RedisOptions::new(redis::RedisServer::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+    let options = redis::RedisOptions::new(redis::RedisServer::Tcp {
+        host: "127.0.0.1".into(),
+        port: lab.redis().server().port,
+    });
     set_users(&lab.redis().server(), &lab.client().await);
-    use_rights(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
+    use_rights(lab, true, |user| {
+        Client(Box::new(redis::Redis::new(as_user(&options, user))))
+    })
+    .await;
     assert_nothing_refused([&*lab.redis().server()]);
 }
 
@@ -201,21 +296,37 @@ async fn users_are_confined_to_their_namespace(lab: &Lab) {
     set_users(&lab.redis().server(), &lab.client_in("one").await);
     let options = redis::RedisOptions {
         namespace: dlock::lock::Namespace::new("other").expect("a namespace"),
-        ..redis::RedisOptions::new(redis::RedisServer::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port })
+        ..redis::RedisOptions::new(redis::RedisServer::Tcp {
+            host: "127.0.0.1".into(),
+            port: lab.redis().server().port,
+        })
     };
     let mut stranger = Client(Box::new(redis::Redis::new(as_user(&options, "dlock-run"))));
-    let error = stranger.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("another namespace's");
+    let error = stranger
+        .0
+        .try_acquire(&request(&key("job"), LONG))
+        .await
+        .expect_err("another namespace's");
     assert_eq!(error.kind, dlock::lock::Kind::Denied, "{error:?}");
 }
 
 async fn sentinel_users_have_the_rights_they_need(lab: &Lab) {
     let deployment = Deployment::start();
     let mut options = sentinel::options(&deployment.sentinels.iter().collect::<Vec<_>>());
-    options.replicas = Some(redis::Replicas { count: 1, within: Duration::from_secs(2) });
+    options.replicas = Some(redis::Replicas {
+        count: 1,
+        within: Duration::from_secs(2),
+    });
     for server in &deployment.servers {
-        set_users(server, &Client(Box::new(redis::Redis::new(options.clone()))));
+        set_users(
+            server,
+            &Client(Box::new(redis::Redis::new(options.clone()))),
+        );
     }
-    use_rights(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
+    use_rights(lab, true, |user| {
+        Client(Box::new(redis::Redis::new(as_user(&options, user))))
+    })
+    .await;
     assert_nothing_refused(&deployment.servers);
 }
 
@@ -223,9 +334,15 @@ async fn cluster_users_have_the_rights_they_need(lab: &Lab) {
     let cluster = Cluster::start();
     let options = cluster::options_at([cluster.nodes[0].port]);
     for server in &cluster.nodes {
-        set_users(server, &Client(Box::new(redis::Redis::new(options.clone()))));
+        set_users(
+            server,
+            &Client(Box::new(redis::Redis::new(options.clone()))),
+        );
     }
-    use_rights(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
+    use_rights(lab, true, |user| {
+        Client(Box::new(redis::Redis::new(as_user(&options, user))))
+    })
+    .await;
     assert_nothing_refused(&cluster.nodes);
 }
 
@@ -235,8 +352,17 @@ async fn redlock_users_have_the_rights_they_need(lab: &Lab) {
         set_users(&lab.redlock().node(n), &lab.client().await);
     }
     use_rights(lab, true, |user| {
-        let nodes = options.nodes.iter().map(|node| as_user(node, user)).collect();
-        Client(Box::new(Redlock::new(dlock::backends::redlock::RedlockOptions { nodes, ..options.clone() })))
+        let nodes = options
+            .nodes
+            .iter()
+            .map(|node| as_user(node, user))
+            .collect();
+        Client(Box::new(Redlock::new(
+            dlock::backends::redlock::RedlockOptions {
+                nodes,
+                ..options.clone()
+            },
+        )))
     })
     .await;
     for n in 0..redlock::NODES {
@@ -263,7 +389,8 @@ async fn mariadb_users_have_the_rights_they_need(lab: &Lab) {
     lab.target.isolate().await;
     let client = lab.client().await;
     for role in ROLES {
-        lab.mariadb().sql(&client.0.grants(role).text.replace(PASSWORD, "pw"));
+        lab.mariadb()
+            .sql(&client.0.grants(role).text.replace(PASSWORD, "pw"));
     }
     let options = lab.mariadb().options("dlock");
     use_rights(lab, true, |user| {
@@ -277,7 +404,13 @@ async fn mariadb_users_have_the_rights_they_need(lab: &Lab) {
 
 async fn etcd_users_have_the_rights_they_need(lab: &Lab) {
     let mut server = support::etcd::Etcd::plain();
-    let options = etcd::EtcdOptions::new(server.ports().iter().map(|port| ("127.0.0.1".into(), *port)).collect());
+    let options = etcd::EtcdOptions::new(
+        server
+            .ports()
+            .iter()
+            .map(|port| ("127.0.0.1".into(), *port))
+            .collect(),
+    );
     let client = etcd::Etcd::new(options.clone());
     for role in ROLES {
         use dlock::lock::Admin as _;
@@ -288,7 +421,11 @@ async fn etcd_users_have_the_rights_they_need(lab: &Lab) {
     }
     server.authenticate("somebody", "else", &[]);
     use_rights(lab, true, |user| {
-        let options = etcd::EtcdOptions { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() };
+        let options = etcd::EtcdOptions {
+            user: Some(user.into()),
+            password: Some(Secret::new("pw")),
+            ..options.clone()
+        };
         Client(Box::new(etcd::Etcd::new(options)))
     })
     .await;
@@ -303,18 +440,27 @@ async fn a_zookeeper_login_has_the_rights_it_needs(lab: &Lab) {
     for line in text.lines() {
         zk_cli(&admin, line).await;
     }
-    assert!(client.0.grants(Role::View).text.is_empty() && !client.0.grants(Role::View).notes.is_empty());
+    assert!(
+        client.0.grants(Role::View).text.is_empty()
+            && !client.0.grants(Role::View).notes.is_empty()
+    );
     let hosts = zookeeper.servers().hosts();
     use_rights(lab, false, |_| {
         let options = zookeeper.options(hosts.clone(), "dlock");
-        Client(Box::new(ZooKeeper::new(dlock::backends::zookeeper::ZooKeeperOptions {
-            login: Some(("dlock-run".into(), Secret::new("pw"))),
-            ..options
-        })))
+        Client(Box::new(ZooKeeper::new(
+            dlock::backends::zookeeper::ZooKeeperOptions {
+                login: Some(("dlock-run".into(), Secret::new("pw"))),
+                ..options
+            },
+        )))
     })
     .await;
     let mut stranger = lab.client().await;
-    let error = stranger.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("a client without a login took a lock");
+    let error = stranger
+        .0
+        .try_acquire(&request(&key("job"), LONG))
+        .await
+        .expect_err("a client without a login took a lock");
     assert_eq!(error.kind, dlock::lock::Kind::Denied, "{error:?}");
 }
 
@@ -324,12 +470,24 @@ async fn zk_cli(admin: &Admin, line: &str) {
     match *words {
         ["addauth", scheme, proof] => admin.auth(scheme, proof.as_bytes()).await.expect("auth"),
         ["create", path] => {
-            let made = admin.create(path, &[], &CreateMode::Persistent.with_acls(zookeeper_client::Acls::anyone_all())).await;
-            assert!(matches!(made, Ok(_) | Err(zookeeper_client::Error::NodeExists)), "{line}: {made:?}");
+            let made = admin
+                .create(
+                    path,
+                    &[],
+                    &CreateMode::Persistent.with_acls(zookeeper_client::Acls::anyone_all()),
+                )
+                .await;
+            assert!(
+                matches!(made, Ok(_) | Err(zookeeper_client::Error::NodeExists)),
+                "{line}: {made:?}"
+            );
         }
         ["setAcl", path, "auth::cdrwa"] => {
             let acl = [Acl::new(Permission::ALL, AuthId::authed())];
-            admin.set_acl(path, &acl, None).await.unwrap_or_else(|error| panic!("{line}: {error}"));
+            admin
+                .set_acl(path, &acl, None)
+                .await
+                .unwrap_or_else(|error| panic!("{line}: {error}"));
         }
         _ => panic!("{line}"),
     }

@@ -34,7 +34,8 @@ pub fn all() -> Vec<Case> {
     ]);
     // A waiter that polls is never woken.
     all.extend(cases![crate::targets::Kind::notifies => one_release_wakes_one_waiter]);
-    // Other stores detect frozen or dead processes, and an unpolled client in this process does not count as frozen.
+    // Other stores detect frozen or dead processes, and an unpolled client in this process does not
+    // count as frozen.
     all.extend(cases![|kind| kind == crate::targets::Kind::Redis || kind.is_postgres() => a_frozen_waiter_does_not_keep_the_lock_idle]);
     all
 }
@@ -48,7 +49,10 @@ async fn a_release_wakes_a_waiter(lab: &Lab) {
     for _ in 0..3 {
         let held = a.hold(&job).await;
         let wanted = waiting(&job, LONG);
-        assert_eq!(b.refused(&wanted).await.notifies, b.capabilities().notification);
+        assert_eq!(
+            b.refused(&wanted).await.notifies,
+            b.capabilities().notification
+        );
         let release = async {
             lab.pass(Duration::from_millis(100)).await;
             a.free(&held).await;
@@ -60,7 +64,11 @@ async fn a_release_wakes_a_waiter(lab: &Lab) {
             },
             release
         );
-        assert!(released.elapsed() < soon(), "{:?} after the release", released.elapsed());
+        assert!(
+            released.elapsed() < soon(),
+            "{:?} after the release",
+            released.elapsed()
+        );
         b.free(&wanted).await;
     }
 }
@@ -116,7 +124,10 @@ async fn a_wait_ends_after_its_time_limit(lab: &Lab) {
         // A waiter that isn't notified polls, but not in a busy loop.
         if lab.kind.notifies() || wake == Wake::TimedOut {
             assert_eq!(wake, Wake::TimedOut);
-            assert!(took + Duration::from_millis(5) >= length, "{length:?} took {took:?}");
+            assert!(
+                took + Duration::from_millis(5) >= length,
+                "{length:?} took {took:?}"
+            );
         } else {
             assert!(took > Duration::from_millis(20), "{length:?} took {took:?}");
         }
@@ -138,10 +149,17 @@ async fn a_waiter_gets_the_lock_of_a_vanished_holder(lab: &Lab) {
             other => panic!("{other:?}"),
         };
         // A hold that is just ending is gone by the next inspection.
-        let left = busy.expires_in.or(busy.transient.then_some(Duration::ZERO)).expect("an expiry");
+        let left = busy
+            .expires_in
+            .or(busy.transient.then_some(Duration::ZERO))
+            .expect("an expiry");
         b.wait(&wanted, left + Duration::from_millis(1)).await;
     }
-    assert!(began.elapsed() < short() + lab.kind.late() + soon(), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < short() + lab.kind.late() + soon(),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 /// Puts waiters into a lock's queue, and returns them in order.
@@ -149,7 +167,12 @@ async fn queue(lab: &Lab, job: &dlock::lock::Key, length: usize) -> Vec<(Client,
     queue_for(lab, job, length, LONG).await
 }
 
-async fn queue_for(lab: &Lab, job: &dlock::lock::Key, length: usize, lease: Duration) -> Vec<(Client, Request)> {
+async fn queue_for(
+    lab: &Lab,
+    job: &dlock::lock::Key,
+    length: usize,
+    lease: Duration,
+) -> Vec<(Client, Request)> {
     let mut queue = Vec::new();
     for _ in 0..length {
         let (mut client, request) = (lab.client().await, waiting(job, lease));
@@ -171,8 +194,12 @@ async fn one_release_wakes_one_waiter(lab: &Lab) {
             let began = Instant::now();
             let wake = client.wait(&request, most).await;
             let took = began.elapsed();
-            assert!(took < stretched(most + SLACK * 3), "a waiter that moved up waited for {took:?}");
-            // The waiter lives on: if it died with the offer, the next waiter would rightly be woken.
+            assert!(
+                took < stretched(most + SLACK * 3),
+                "a waiter that moved up waited for {took:?}"
+            );
+            // The waiter lives on: if it died with the offer, the next waiter would rightly be
+            // woken.
             lab.pass(most).await;
             wake
         }
@@ -183,7 +210,10 @@ async fn one_release_wakes_one_waiter(lab: &Lab) {
         a.free(&held).await;
     };
     let (one, two, three, ()) = tokio::join!(wait(), wait(), wait(), release);
-    let woken = [one, two, three].into_iter().filter(|wake| *wake == Wake::Changed).count();
+    let woken = [one, two, three]
+        .into_iter()
+        .filter(|wake| *wake == Wake::Changed)
+        .count();
     assert_eq!(woken, 1, "waiters were woken by one release");
 }
 
@@ -208,12 +238,20 @@ async fn every_waiter_gets_the_lock(lab: &Lab) {
         let mut all: Vec<_> = turns.into_iter().map(Box::pin).collect();
         std::future::poll_fn(|context| {
             all.retain_mut(|turn| turn.as_mut().poll(context).is_pending());
-            if all.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            if all.is_empty() {
+                std::task::Poll::Ready(())
+            } else {
+                std::task::Poll::Pending
+            }
         })
         .await;
     };
     tokio::join!(all, release);
-    assert!(began.elapsed() < SLACK + soon() * 2, "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < SLACK + soon() * 2,
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 async fn a_woken_waiter_that_leaves_passes_the_offer_on(lab: &Lab) {
@@ -234,7 +272,11 @@ async fn a_woken_waiter_that_leaves_passes_the_offer_on(lab: &Lab) {
     };
     let began = Instant::now();
     let (_, (), ()) = tokio::join!(next.wait_for(&wanted, NEVER), leave, release);
-    assert!(began.elapsed() < SLACK + Duration::from_millis(500) + soon(), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < SLACK + Duration::from_millis(500) + soon(),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 async fn an_offer_that_arrives_while_giving_up_is_passed_on(lab: &Lab) {
@@ -257,7 +299,11 @@ async fn an_offer_that_arrives_while_giving_up_is_passed_on(lab: &Lab) {
         };
         let began = Instant::now();
         let (_, (), ()) = tokio::join!(next.wait_for(&wanted, NEVER), leave, release);
-        assert!(began.elapsed() < soon(), "step {step}: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < soon(),
+            "step {step}: {:?}",
+            began.elapsed()
+        );
         next.free(&wanted).await;
     }
 }
@@ -267,10 +313,24 @@ async fn a_vanished_waiter_does_not_swallow_the_offer(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     // A store that keeps positions keeps a dead waiter's position for its lease.
-    let mut waiters = queue_for(lab, &job, 2, if lab.kind.keeps_positions() { short() } else { LONG }).await;
+    let mut waiters = queue_for(
+        lab,
+        &job,
+        2,
+        if lab.kind.keeps_positions() {
+            short()
+        } else {
+            LONG
+        },
+    )
+    .await;
     let (mut next, wanted) = waiters.pop().expect("a waiter");
     let (mut dying, unwanted) = waiters.pop().expect("a waiter");
-    let dead_waiter_delay = if lab.kind.keeps_positions() { short() + lab.kind.late() } else { Duration::ZERO };
+    let dead_waiter_delay = if lab.kind.keeps_positions() {
+        short() + lab.kind.late()
+    } else {
+        Duration::ZERO
+    };
     let die = async move {
         let _ = timeout(SLACK, dying.wait(&unwanted, NEVER)).await;
         drop(dying);
@@ -281,7 +341,11 @@ async fn a_vanished_waiter_does_not_swallow_the_offer(lab: &Lab) {
     };
     let began = Instant::now();
     let (_, (), ()) = tokio::join!(next.wait_for(&wanted, NEVER), die, release);
-    assert!(began.elapsed() < SLACK * 2 + dead_waiter_delay + soon(), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < SLACK * 2 + dead_waiter_delay + soon(),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 async fn leaving_leaves_nothing_in_the_queue(lab: &Lab) {
@@ -308,7 +372,10 @@ async fn a_holder_that_waited_is_reported_as_holder(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    let next = Request { metadata: Some(runner("web2")), ..waiting(&job, LONG) };
+    let next = Request {
+        metadata: Some(runner("web2")),
+        ..waiting(&job, LONG)
+    };
     b.refused(&next).await;
     let release = async {
         lab.pass(Duration::from_millis(300)).await;
@@ -317,9 +384,15 @@ async fn a_holder_that_waited_is_reported_as_holder(lab: &Lab) {
     let ((), grant) = tokio::join!(release, b.wait_for(&next, LONG));
     let state = c.inspect(&job).await;
     assert_eq!(state.holders.len(), 1, "{state:?}");
-    assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(runner("web2"))));
+    assert_eq!(
+        (state.holders[0].fence, &state.holders[0].metadata),
+        (Some(grant.fence), &Some(runner("web2")))
+    );
     assert_eq!(c.keys("").await, ["job"]);
-    assert!(matches!(c.0.renew(&job, &next.token, Intent::Probe).await, Ok(Renewal::Kept { .. })));
+    assert!(matches!(
+        c.0.renew(&job, &next.token, Intent::Probe).await,
+        Ok(Renewal::Kept { .. })
+    ));
     b.free(&next).await;
     assert!(c.inspect(&job).await.holders.is_empty());
 }
@@ -363,7 +436,15 @@ async fn the_core_hands_over_at_once(lab: &Lab) {
     let held = a.hold(&job).await;
     let want = waiting(&job, LONG);
     let never = std::future::pending::<()>();
-    let acquire = lease::acquire(&mut *b.0, &BootClock, want, WaitPolicy::For(NEVER), Limits::DEFAULT, never, |_| {});
+    let acquire = lease::acquire(
+        &mut *b.0,
+        &BootClock,
+        want,
+        WaitPolicy::For(NEVER),
+        Limits::DEFAULT,
+        never,
+        |_| {},
+    );
     let release = async {
         lab.pass(SLACK).await;
         a.free(&held).await;
@@ -381,12 +462,30 @@ async fn the_core_leaves_nothing_when_it_gives_up(lab: &Lab) {
     for give_up_after in [WaitPolicy::Try, WaitPolicy::For(Duration::from_millis(200))] {
         let mut b = lab.client().await;
         let never = std::future::pending::<()>();
-        let outcome = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), give_up_after, Limits::DEFAULT, never, |_| {}).await;
+        let outcome = lease::acquire(
+            &mut *b.0,
+            &BootClock,
+            waiting(&job, LONG),
+            give_up_after,
+            Limits::DEFAULT,
+            never,
+            |_| {},
+        )
+        .await;
         assert!(matches!(outcome, Ok(Outcome::Busy(_))), "{outcome:?}");
     }
     let mut b = lab.client().await;
     let stop = tokio::time::sleep(Duration::from_millis(150));
-    let outcome = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::Forever, Limits::DEFAULT, stop, |_| {}).await;
+    let outcome = lease::acquire(
+        &mut *b.0,
+        &BootClock,
+        waiting(&job, LONG),
+        WaitPolicy::Forever,
+        Limits::DEFAULT,
+        stop,
+        |_| {},
+    )
+    .await;
     assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
     let state = a.inspect(&job).await;
     assert!(state.waiters.is_empty(), "{state:?}");
@@ -404,10 +503,21 @@ async fn a_frozen_waiter_does_not_keep_the_lock_idle(lab: &Lab) {
     let (mut frozen, unwanted) = waiters.pop().expect("a waiter");
     // Polled until its wait is in the store, then never again.
     let mut asleep = Box::pin(frozen.wait(&unwanted, LONG));
-    assert!(timeout(SLACK, &mut asleep).await.is_err(), "woken without a release");
+    assert!(
+        timeout(SLACK, &mut asleep).await.is_err(),
+        "woken without a release"
+    );
     let mut b = lab.client().await;
     let never = std::future::pending::<()>();
-    let next = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(NEVER), Limits::DEFAULT, never, |_| {});
+    let next = lease::acquire(
+        &mut *b.0,
+        &BootClock,
+        waiting(&job, LONG),
+        WaitPolicy::For(NEVER),
+        Limits::DEFAULT,
+        never,
+        |_| {},
+    );
     let release = async {
         lab.pass(SLACK).await;
         a.free(&held).await;
@@ -415,7 +525,11 @@ async fn a_frozen_waiter_does_not_keep_the_lock_idle(lab: &Lab) {
     };
     let (outcome, released) = tokio::join!(next, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    assert!(released.elapsed() < stretched(Duration::from_secs(7)), "{:?}", released.elapsed());
+    assert!(
+        released.elapsed() < stretched(Duration::from_secs(7)),
+        "{:?}",
+        released.elapsed()
+    );
     drop(asleep);
 }
 
@@ -426,22 +540,47 @@ async fn the_core_takes_a_lock_right_after_a_waiter_left(lab: &Lab) {
     for step in 0..24_u32 {
         let held = a.hold(&job).await;
         let mut b = lab.client().await;
-        let stop = tokio::time::sleep(Duration::from_millis(20) + Duration::from_micros(100) * step);
-        let waiter = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::Forever, Limits::DEFAULT, stop, |_| {});
+        let stop =
+            tokio::time::sleep(Duration::from_millis(20) + Duration::from_micros(100) * step);
+        let waiter = lease::acquire(
+            &mut *b.0,
+            &BootClock,
+            waiting(&job, LONG),
+            WaitPolicy::Forever,
+            Limits::DEFAULT,
+            stop,
+            |_| {},
+        );
         let release = async {
             lab.pass(Duration::from_millis(21)).await;
             a.free(&held).await;
         };
         let (outcome, ()) = tokio::join!(waiter, release);
         if let Outcome::Granted(lease) = outcome.expect("an answer") {
-            b.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release");
+            b.0.release(&job, &lease.token, &Scope::Tree.into())
+                .await
+                .expect("release");
         }
         let never = std::future::pending::<()>();
         let request = crate::lab::request(&job, LONG);
         let token = request.token;
         let mut c = lab.client().await;
-        let outcome = lease::acquire(&mut *c.0, &BootClock, request, WaitPolicy::Try, Limits::DEFAULT, never, |_| {}).await;
-        assert!(matches!(outcome, Ok(Outcome::Granted(_))), "step {step}: {outcome:?}");
-        c.0.release(&job, &token, &Scope::Tree.into()).await.expect("release");
+        let outcome = lease::acquire(
+            &mut *c.0,
+            &BootClock,
+            request,
+            WaitPolicy::Try,
+            Limits::DEFAULT,
+            never,
+            |_| {},
+        )
+        .await;
+        assert!(
+            matches!(outcome, Ok(Outcome::Granted(_))),
+            "step {step}: {outcome:?}"
+        );
+        c.0.release(&job, &token, &Scope::Tree.into())
+            .await
+            .expect("release");
     }
 }

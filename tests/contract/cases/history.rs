@@ -5,8 +5,8 @@ use std::{cell::Cell, future::pending, time::Duration};
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{
-        Amendment, Attempt, Break, End, Fence, History, HistoryEntry, Key, Mode, Note, REMEMBERED, Release, ReleaseInfo, Request,
-        SKIPPING_HOSTS, Scope,
+        Amendment, Attempt, Break, End, Fence, History, HistoryEntry, Key, Mode, Note, REMEMBERED,
+        Release, ReleaseInfo, Request, SKIPPING_HOSTS, Scope,
     },
 };
 
@@ -53,20 +53,37 @@ pub fn all() -> Vec<Case> {
 
 fn with_host(host: &str) -> impl Fn(Request) -> Request {
     let metadata = runner(host);
-    move |of| Request { metadata: Some(metadata.clone()), at_ms: Some(dlock::lease::wall_ms()), ..of }
+    move |of| Request {
+        metadata: Some(metadata.clone()),
+        at_ms: Some(dlock::lease::wall_ms()),
+        ..of
+    }
 }
 
 fn ended(end: End) -> ReleaseInfo {
-    ReleaseInfo { end: Some(end), at_ms: Some(dlock::lease::wall_ms()), held_ms: Some(3), ..Scope::Tree.into() }
+    ReleaseInfo {
+        end: Some(end),
+        at_ms: Some(dlock::lease::wall_ms()),
+        held_ms: Some(3),
+        ..Scope::Tree.into()
+    }
 }
 
 async fn end_hold(client: &mut Client, of: &Request, end: End) {
-    let released = client.0.release(&of.key, &of.token, &ended(end)).await.unwrap_or_else(|error| panic!("release: {error:?}"));
+    let released = client
+        .0
+        .release(&of.key, &of.token, &ended(end))
+        .await
+        .unwrap_or_else(|error| panic!("release: {error:?}"));
     assert_eq!(released, Release::Released);
 }
 
 pub async fn history(client: &mut Client, key: &Key) -> History {
-    client.0.history(key).await.unwrap_or_else(|error| panic!("history: {error:?}"))
+    client
+        .0
+        .history(key)
+        .await
+        .unwrap_or_else(|error| panic!("history: {error:?}"))
 }
 
 /// Takes the lock and releases it with this end.
@@ -91,18 +108,44 @@ async fn a_run_is_recorded_with_its_end(lab: &Lab) {
     let fence = a.take(&asked).await.fence;
     lab.pass(Duration::from_millis(50)).await;
     let why = Some("for \"some\" reason \u{2600}".to_owned());
-    let info = ReleaseInfo { why: why.clone(), held_ms: Some(50), ..ended(End::Exited(3)) };
-    assert_eq!(a.0.release(&job, &asked.token, &info).await.expect("release"), Release::Released);
+    let info = ReleaseInfo {
+        why: why.clone(),
+        held_ms: Some(50),
+        ..ended(End::Exited(3))
+    };
+    assert_eq!(
+        a.0.release(&job, &asked.token, &info)
+            .await
+            .expect("release"),
+        Release::Released
+    );
     let past = history(&mut b, &job).await.past;
-    let [HistoryEntry { fence: recorded, started_ms: Some(started), ended_ms: Some(ended), end: End::Exited(3), why: reason, metadata }] =
-        &past[..]
+    let [
+        HistoryEntry {
+            fence: recorded,
+            started_ms: Some(started),
+            ended_ms: Some(ended),
+            end: End::Exited(3),
+            why: reason,
+            metadata,
+        },
+    ] = &past[..]
     else {
         panic!("{past:?}");
     };
-    assert_eq!((*recorded, reason, metadata), (Some(fence), &why, &asked.metadata));
-    assert!(*ended >= started + 40 && *ended < started + 10_000, "{started} {ended}");
+    assert_eq!(
+        (*recorded, reason, metadata),
+        (Some(fence), &why, &asked.metadata)
+    );
+    assert!(
+        *ended >= started + 40 && *ended < started + 10_000,
+        "{started} {ended}"
+    );
     // All servers run on this host, so the clocks agree.
-    assert!(lab.kind.clock_is_ours() || started.abs_diff(before) < 5000, "{before} {started}");
+    assert!(
+        lab.kind.clock_is_ours() || started.abs_diff(before) < 5000,
+        "{before} {started}"
+    );
 }
 
 async fn the_waiting_time_of_a_run_is_recorded(lab: &Lab) {
@@ -112,7 +155,15 @@ async fn the_waiting_time_of_a_run_is_recorded(lab: &Lab) {
     let wanted = with_host("web1")(waiting(&job, LONG));
     let never = pending::<()>();
     let waits = Cell::new(false);
-    let take = lease::acquire(&mut *b.0, &BootClock, wanted.clone(), WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| waits.set(true));
+    let take = lease::acquire(
+        &mut *b.0,
+        &BootClock,
+        wanted.clone(),
+        WaitPolicy::For(LONG),
+        Limits::DEFAULT,
+        never,
+        |_| waits.set(true),
+    );
     let free = async {
         while !waits.get() {
             lab.pass(Duration::from_millis(10)).await;
@@ -124,7 +175,10 @@ async fn the_waiting_time_of_a_run_is_recorded(lab: &Lab) {
     assert!(matches!(taken, Ok(Outcome::Granted(_))), "{taken:?}");
     end_hold(&mut b, &wanted, End::Exited(0)).await;
     let past = history(&mut b, &job).await.past.remove(0);
-    let waited = past.metadata.and_then(|metadata| metadata.waited_ms).expect("how long it waited");
+    let waited = past
+        .metadata
+        .and_then(|metadata| metadata.waited_ms)
+        .expect("how long it waited");
     // The test's own clock may stand still.
     let least = if lab.kind.clock_is_ours() { 0 } else { 250 };
     assert!((least..20_000).contains(&waited), "{waited}");
@@ -133,14 +187,28 @@ async fn the_waiting_time_of_a_run_is_recorded(lab: &Lab) {
 async fn runs_are_listed_latest_first(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
-    let ends = [End::Exited(0), End::Signalled(9), End::Released, End::NotStarted, End::Exited(1)];
+    let ends = [
+        End::Exited(0),
+        End::Signalled(9),
+        End::Released,
+        End::NotStarted,
+        End::Exited(1),
+    ];
     let mut fences = Vec::new();
     for end in &ends {
         fences.push(run(&mut a, &job, end.clone()).await);
     }
     let past = history(&mut a, &job).await.past;
-    assert!(past.iter().map(|one| &one.end).eq(ends.iter().rev()), "{past:?}");
-    assert!(past.iter().map(|one| one.fence).eq(fences.iter().rev().map(|fence| Some(*fence))), "{past:?}");
+    assert!(
+        past.iter().map(|one| &one.end).eq(ends.iter().rev()),
+        "{past:?}"
+    );
+    assert!(
+        past.iter()
+            .map(|one| one.fence)
+            .eq(fences.iter().rev().map(|fence| Some(*fence))),
+        "{past:?}"
+    );
 }
 
 async fn a_hold_is_not_recorded_while_it_lasts(lab: &Lab) {
@@ -162,9 +230,16 @@ async fn a_hold_that_was_never_released_is_recorded_as_expired(lab: &Lab) {
     drop(a);
     lab.outlast(grant.ttl.get()).await;
     // The hold is recorded once, before the next grant and after it.
-    let expired = |past: &HistoryEntry| past.end == End::Expired && past.fence == Some(grant.fence) && past.metadata == asked.metadata;
+    let expired = |past: &HistoryEntry| {
+        past.end == End::Expired
+            && past.fence == Some(grant.fence)
+            && past.metadata == asked.metadata
+    };
     let before = history(&mut b, &job).await.past;
-    assert!(before.iter().all(expired) && before.len() == 1, "{before:?}");
+    assert!(
+        before.iter().all(expired) && before.len() == 1,
+        "{before:?}"
+    );
     let next = request(&job, LONG);
     let until = std::time::Instant::now() + Duration::from_secs(5);
     while !matches!(b.attempt(&next).await, Attempt::Granted(_)) {
@@ -175,7 +250,10 @@ async fn a_hold_that_was_never_released_is_recorded_as_expired(lab: &Lab) {
     assert!(after.iter().all(expired) && after.len() == 1, "{after:?}");
     end_hold(&mut b, &next, End::Exited(0)).await;
     let all = history(&mut b, &job).await.past;
-    assert!(all.len() == 2 && all[0].end == End::Exited(0) && expired(&all[1]), "{all:?}");
+    assert!(
+        all.len() == 2 && all[0].end == End::Exited(0) && expired(&all[1]),
+        "{all:?}"
+    );
 }
 
 async fn a_hold_without_metadata_is_recorded_without(lab: &Lab) {
@@ -194,12 +272,22 @@ async fn a_release_without_a_hold_records_nothing(lab: &Lab) {
     end_hold(&mut a, &first, End::Exited(0)).await;
     let second = b.hold(&job).await;
     for token in [&first.token, &second.token.nested()] {
-        assert_eq!(a.0.release(&job, token, &ended(End::Exited(9))).await.expect("release"), Release::NotHeld);
+        assert_eq!(
+            a.0.release(&job, token, &ended(End::Exited(9)))
+                .await
+                .expect("release"),
+            Release::NotHeld
+        );
     }
     let past = history(&mut a, &job).await.past;
     assert!(past.len() == 1 && past[0].end == End::Exited(0), "{past:?}");
     end_hold(&mut b, &second, End::Exited(1)).await;
-    assert_eq!(a.0.release(&job, &second.token, &ended(End::Exited(9))).await.expect("release"), Release::NotHeld);
+    assert_eq!(
+        a.0.release(&job, &second.token, &ended(End::Exited(9)))
+            .await
+            .expect("release"),
+        Release::NotHeld
+    );
     let past = history(&mut a, &job).await.past;
     assert!(past.len() == 2 && past[0].end == End::Exited(1), "{past:?}");
 }
@@ -209,7 +297,12 @@ async fn an_undone_grant_is_not_recorded(lab: &Lab) {
     let job = key("job");
     let asked = with_host("web1")(request(&job, LONG));
     a.take(&asked).await;
-    assert_eq!(a.0.release(&job, &asked.token, &ReleaseInfo::UNDO).await.expect("release"), Release::Released);
+    assert_eq!(
+        a.0.release(&job, &asked.token, &ReleaseInfo::UNDO)
+            .await
+            .expect("release"),
+        Release::Released
+    );
     assert_eq!(history(&mut b, &job).await.past, []);
     let next = b.hold(&job).await;
     assert_eq!(history(&mut a, &job).await.past, []);
@@ -224,7 +317,12 @@ async fn nested_holds_are_one_run(lab: &Lab) {
     let outer = a.hold(&job).await;
     let inner = nested(&outer);
     b.take(&inner).await;
-    assert_eq!(b.0.release(&job, &inner.token, &ended(End::Exited(5))).await.expect("release"), Release::StillHeld(1));
+    assert_eq!(
+        b.0.release(&job, &inner.token, &ended(End::Exited(5)))
+            .await
+            .expect("release"),
+        Release::StillHeld(1)
+    );
     assert_eq!(history(&mut a, &job).await.past, []);
     end_hold(&mut a, &outer, End::Exited(0)).await;
     let past = history(&mut b, &job).await.past;
@@ -244,27 +342,54 @@ async fn the_last_runs_and_the_last_failures_are_kept(lab: &Lab) {
     assert_eq!(past[0].fence, Some(last));
     let fine = past.iter().filter(|one| one.end == End::Exited(0)).count();
     assert!((REMEMBERED..=REMEMBERED + 32).contains(&fine), "{fine}");
-    assert!(past.iter().any(|one| one.fence == Some(bad) && one.end == End::Exited(7)), "the failed run is forgotten");
+    assert!(
+        past.iter()
+            .any(|one| one.fence == Some(bad) && one.end == End::Exited(7)),
+        "the failed run is forgotten"
+    );
 }
 
 async fn skips_are_counted_by_host(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let skip = |host: &str, reason: &str| Note::Skipped { host: host.into(), reason: reason.into(), at_ms: dlock::lease::wall_ms() };
-    for (host, reason) in [("web4", "busy"), ("web5", "busy"), ("web4", "skew guard 5s")] {
-        a.0.amend(&job, Amendment::Note(&skip(host, reason))).await.expect("a note");
+    let skip = |host: &str, reason: &str| Note::Skipped {
+        host: host.into(),
+        reason: reason.into(),
+        at_ms: dlock::lease::wall_ms(),
+    };
+    for (host, reason) in [
+        ("web4", "busy"),
+        ("web5", "busy"),
+        ("web4", "skew guard 5s"),
+    ] {
+        a.0.amend(&job, Amendment::Note(&skip(host, reason)))
+            .await
+            .expect("a note");
     }
     let known = history(&mut b, &job).await;
     assert_eq!(known.past, []);
-    let [four, five] = &known.skips[..] else { panic!("{known:?}") };
-    assert_eq!((&*four.host, four.count, &*four.reason), ("web4", 2, "skew guard 5s"));
-    assert_eq!((&*five.host, five.count, &*five.reason), ("web5", 1, "busy"));
+    let [four, five] = &known.skips[..] else {
+        panic!("{known:?}")
+    };
+    assert_eq!(
+        (&*four.host, four.count, &*four.reason),
+        ("web4", 2, "skew guard 5s")
+    );
+    assert_eq!(
+        (&*five.host, five.count, &*five.reason),
+        ("web5", 1, "busy")
+    );
     for one in [four, five] {
-        assert!(one.since_ms.is_some() && one.last_ms >= one.since_ms, "{one:?}");
+        assert!(
+            one.since_ms.is_some() && one.last_ms >= one.since_ms,
+            "{one:?}"
+        );
     }
     // A note does not change the hold.
     let held = a.hold(&job).await;
-    b.0.amend(&job, Amendment::Note(&skip("web5", "busy"))).await.expect("a note");
+    b.0.amend(&job, Amendment::Note(&skip("web5", "busy")))
+        .await
+        .expect("a note");
     a.renewed(&held, None).await;
     a.free(&held).await;
     assert_eq!(history(&mut b, &job).await.skips[1].count, 2);
@@ -275,8 +400,14 @@ async fn the_hosts_that_skipped_last_are_counted(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for n in 0..SKIPPING_HOSTS + 2 {
-        let note = Note::Skipped { host: format!("pod-{n}"), reason: "busy".into(), at_ms: dlock::lease::wall_ms() };
-        a.0.amend(&job, Amendment::Note(&note)).await.expect("a note");
+        let note = Note::Skipped {
+            host: format!("pod-{n}"),
+            reason: "busy".into(),
+            at_ms: dlock::lease::wall_ms(),
+        };
+        a.0.amend(&job, Amendment::Note(&note))
+            .await
+            .expect("a note");
         if n < 2 {
             lab.pass(Duration::from_millis(3)).await;
         }
@@ -284,7 +415,10 @@ async fn the_hosts_that_skipped_last_are_counted(lab: &Lab) {
     let skips = history(&mut a, &job).await.skips;
     assert_eq!(skips.len(), SKIPPING_HOSTS);
     let is_known = |n: usize| skips.iter().any(|skips| skips.host == format!("pod-{n}"));
-    assert!(!is_known(0) && !is_known(1) && (2..SKIPPING_HOSTS + 2).all(is_known), "{skips:?}");
+    assert!(
+        !is_known(0) && !is_known(1) && (2..SKIPPING_HOSTS + 2).all(is_known),
+        "{skips:?}"
+    );
 }
 
 async fn a_note_of_a_loss_replaces_the_expired_entry(lab: &Lab) {
@@ -303,7 +437,9 @@ async fn a_note_of_a_loss_replaces_the_expired_entry(lab: &Lab) {
         metadata: asked.metadata.clone(),
     };
     let loss = lost(grant.fence);
-    b.0.amend(&job, Amendment::Note(&Note::Lost(loss.clone()))).await.expect("a note");
+    b.0.amend(&job, Amendment::Note(&Note::Lost(loss.clone())))
+        .await
+        .expect("a note");
     let past = history(&mut b, &job).await.past;
     assert_eq!(past, std::slice::from_ref(&loss));
     // Also while another client holds the lock, and afterwards.
@@ -313,21 +449,37 @@ async fn a_note_of_a_loss_replaces_the_expired_entry(lab: &Lab) {
         assert!(std::time::Instant::now() < until, "not free");
         lab.pass(Duration::from_millis(50)).await;
     }
-    assert_eq!(history(&mut b, &job).await.past, std::slice::from_ref(&loss));
+    assert_eq!(
+        history(&mut b, &job).await.past,
+        std::slice::from_ref(&loss)
+    );
     end_hold(&mut b, &next, End::Exited(0)).await;
     let all = history(&mut b, &job).await.past;
-    assert!(all.len() == 2 && all[0].end == End::Exited(0) && all[1] == loss, "{all:?}");
+    assert!(
+        all.len() == 2 && all[0].end == End::Exited(0) && all[1] == loss,
+        "{all:?}"
+    );
 }
 
 async fn a_lock_has_its_own_history(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client_in("elsewhere").await);
-    let names = ["job", "JOB", "job ", "job/1", "jo", "a{b}c", "%", "_", "job:runs", "../job"];
+    let names = [
+        "job", "JOB", "job ", "job/1", "jo", "a{b}c", "%", "_", "job:runs", "../job",
+    ];
     for (n, name) in names.iter().enumerate() {
-        run(&mut a, &key(name), End::Exited(u8::try_from(n + 1).expect("few"))).await;
+        run(
+            &mut a,
+            &key(name),
+            End::Exited(u8::try_from(n + 1).expect("few")),
+        )
+        .await;
     }
     for (n, name) in names.iter().enumerate() {
         let past = history(&mut a, &key(name)).await.past;
-        assert!(past.len() == 1 && past[0].end == End::Exited(u8::try_from(n + 1).expect("few")), "{name}: {past:?}");
+        assert!(
+            past.len() == 1 && past[0].end == End::Exited(u8::try_from(n + 1).expect("few")),
+            "{name}: {past:?}"
+        );
         assert_eq!(history(&mut b, &key(name)).await.past, [], "{name}");
     }
     // A history is not listed as a lock.
@@ -337,17 +489,53 @@ async fn a_lock_has_its_own_history(lab: &Lab) {
 async fn any_text_comes_back_unchanged(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
-    for text in ["\"},{\"x\":\"ok\"", "a\\b'c\n\u{1b}[2J", "100%_$1 {x} \u{202e}", "'; DROP TABLE x; --", &"long ".repeat(300)] {
+    for text in [
+        "\"},{\"x\":\"ok\"",
+        "a\\b'c\n\u{1b}[2J",
+        "100%_$1 {x} \u{202e}",
+        "'; DROP TABLE x; --",
+        &"long ".repeat(300),
+    ] {
         let mut metadata = runner(text);
         metadata.description = Some(text.into());
-        let asked = Request { metadata: Some(metadata), ..request(&job, LONG) };
+        let asked = Request {
+            metadata: Some(metadata),
+            ..request(&job, LONG)
+        };
         a.take(&asked).await;
-        let info = ReleaseInfo { why: Some(text.into()), ..ended(End::Lost) };
-        assert_eq!(a.0.release(&job, &asked.token, &info).await.expect("release"), Release::Released);
+        let info = ReleaseInfo {
+            why: Some(text.into()),
+            ..ended(End::Lost)
+        };
+        assert_eq!(
+            a.0.release(&job, &asked.token, &info)
+                .await
+                .expect("release"),
+            Release::Released
+        );
         let past = history(&mut a, &job).await.past;
-        assert_eq!((&past[0].end, past[0].why.as_deref(), &past[0].metadata), (&End::Lost, Some(text), &asked.metadata));
-        a.0.amend(&job, Amendment::Note(&Note::Skipped { host: text.into(), reason: text.into(), at_ms: 1 })).await.expect("a note");
-        assert!(history(&mut a, &job).await.skips.iter().any(|skips| skips.host == text && skips.reason == text), "{text:?}");
+        assert_eq!(
+            (&past[0].end, past[0].why.as_deref(), &past[0].metadata),
+            (&End::Lost, Some(text), &asked.metadata)
+        );
+        a.0.amend(
+            &job,
+            Amendment::Note(&Note::Skipped {
+                host: text.into(),
+                reason: text.into(),
+                at_ms: 1,
+            }),
+        )
+        .await
+        .expect("a note");
+        assert!(
+            history(&mut a, &job)
+                .await
+                .skips
+                .iter()
+                .any(|skips| skips.host == text && skips.reason == text),
+            "{text:?}"
+        );
     }
 }
 
@@ -365,32 +553,55 @@ async fn reading_the_history_changes_nothing(lab: &Lab) {
 }
 
 fn shared(of: Request) -> Request {
-    Request { mode: Mode::Shared, ..of }
+    Request {
+        mode: Mode::Shared,
+        ..of
+    }
 }
 
 async fn each_reader_is_one_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let (one, two) = (with_host("web1")(shared(request(&job, LONG))), with_host("web2")(shared(request(&job, LONG))));
+    let (one, two) = (
+        with_host("web1")(shared(request(&job, LONG))),
+        with_host("web2")(shared(request(&job, LONG))),
+    );
     let fences = [a.take(&one).await.fence, b.take(&two).await.fence];
-    a.0.release(&job, &one.token, &ended(End::Exited(1))).await.expect("release");
+    a.0.release(&job, &one.token, &ended(End::Exited(1)))
+        .await
+        .expect("release");
     let past = history(&mut b, &job).await.past;
-    assert!(past.len() == 1 && past[0].fence == Some(fences[0]) && past[0].metadata == one.metadata, "{past:?}");
+    assert!(
+        past.len() == 1 && past[0].fence == Some(fences[0]) && past[0].metadata == one.metadata,
+        "{past:?}"
+    );
     end_hold(&mut b, &two, End::Exited(2)).await;
     let past = history(&mut a, &job).await.past;
-    assert!(past.iter().map(|one| (one.fence, &one.end)).eq([(Some(fences[1]), &End::Exited(2)), (Some(fences[0]), &End::Exited(1))]));
+    assert!(past.iter().map(|one| (one.fence, &one.end)).eq([
+        (Some(fences[1]), &End::Exited(2)),
+        (Some(fences[0]), &End::Exited(1))
+    ]));
 }
 
 async fn a_vanished_reader_is_recorded_once(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    let (gone, there) = (with_host("web3")(shared(lab.expiring(&job, short()))), shared(request(&job, LONG)));
+    let (gone, there) = (
+        with_host("web3")(shared(lab.expiring(&job, short()))),
+        shared(request(&job, LONG)),
+    );
     let grant = a.take(&gone).await;
     b.take(&there).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
     let expired = |past: &[HistoryEntry]| {
-        past.iter().filter(|past| past.end == End::Expired && past.fence == Some(grant.fence) && past.metadata == gone.metadata).count()
+        past.iter()
+            .filter(|past| {
+                past.end == End::Expired
+                    && past.fence == Some(grant.fence)
+                    && past.metadata == gone.metadata
+            })
+            .count()
             == 1
     };
     let past = history(&mut c, &job).await.past;
@@ -415,7 +626,11 @@ async fn a_waiter_that_never_held_is_not_recorded(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    b.refused(&with_host("web2")(Request { waiting: true, ..lab.expiring(&job, short()) })).await;
+    b.refused(&with_host("web2")(Request {
+        waiting: true,
+        ..lab.expiring(&job, short())
+    }))
+    .await;
     // One waiter dies, and another one leaves.
     drop(b);
     let leaving = waiting(&job, LONG);
@@ -428,19 +643,38 @@ async fn a_waiter_that_never_held_is_not_recorded(lab: &Lab) {
     c.renewed(&next, None).await;
     end_hold(&mut c, &next, End::Exited(3)).await;
     let past = history(&mut a, &job).await.past;
-    assert!(past.iter().map(|past| &past.end).eq([&End::Exited(3), &End::Exited(0)]), "{past:?}");
+    assert!(
+        past.iter()
+            .map(|past| &past.end)
+            .eq([&End::Exited(3), &End::Exited(0)]),
+        "{past:?}"
+    );
 }
 
 async fn a_holder_that_waited_first_is_recorded_too(lab: &Lab) {
     let job = key("job");
     // The waiter is alone, or it is a reader next to another reader.
-    for reading in [false, true].into_iter().filter(|reading| !reading || lab.kind.shared()) {
+    for reading in [false, true]
+        .into_iter()
+        .filter(|reading| !reading || lab.kind.shared())
+    {
         let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
         let known = history(&mut c, &job).await.past.len();
         let held = a.hold(&job).await;
-        let mode = if reading { Mode::Shared } else { Mode::Exclusive };
-        let wanted = with_host("web2")(Request { waiting: true, mode, ..lab.expiring(&job, short()) });
-        let other_reader = Request { mode, ..waiting(&job, LONG) };
+        let mode = if reading {
+            Mode::Shared
+        } else {
+            Mode::Exclusive
+        };
+        let wanted = with_host("web2")(Request {
+            waiting: true,
+            mode,
+            ..lab.expiring(&job, short())
+        });
+        let other_reader = Request {
+            mode,
+            ..waiting(&job, LONG)
+        };
         if reading {
             c.refused(&other_reader).await;
         }
@@ -455,7 +689,10 @@ async fn a_holder_that_waited_first_is_recorded_too(lab: &Lab) {
         let past = history(&mut a, &job).await.past;
         assert_eq!(past.len(), known + 2, "{past:?}");
         let it = past.iter().find(|past| past.fence == Some(grant.fence));
-        assert!(it.is_some_and(|past| past.end == End::Expired && past.metadata == wanted.metadata), "{past:?}");
+        assert!(
+            it.is_some_and(|past| past.end == End::Expired && past.metadata == wanted.metadata),
+            "{past:?}"
+        );
         if reading {
             c.free(&other_reader).await;
         }
@@ -471,10 +708,21 @@ async fn a_release_whose_answer_was_lost_is_recorded_once(lab: &Lab) {
         a.renewed(&held, None).await;
         proxy.trap(lab.server().changing_mark(), fault);
         let limits = Limits::of(Duration::from_secs(2));
-        lease::release(&mut *a.0, &BootClock, &job, &held.token, &ended(End::Exited(7)), limits).await;
+        lease::release(
+            &mut *a.0,
+            &BootClock,
+            &job,
+            &held.token,
+            &ended(End::Exited(7)),
+            limits,
+        )
+        .await;
         assert_eq!(proxy.sprung(), 1);
         let past = history(&mut lab.client().await, &job).await.past;
-        assert!(past.len() == 1 && past[0].end == End::Exited(7), "{fault:?}: {past:?}");
+        assert!(
+            past.len() == 1 && past[0].end == End::Exited(7),
+            "{fault:?}: {past:?}"
+        );
     }
 }
 
@@ -488,12 +736,40 @@ async fn a_run_whose_answers_were_lost_is_one_run(lab: &Lab) {
         proxy.trap_nth("", nth, 1, Fault::CutAfter);
         let limits = Limits::of(Duration::from_secs(2));
         let wait_policy = WaitPolicy::For(LONG);
-        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), wait_policy, limits, pending::<()>(), |_| {}).await;
-        let Ok(Outcome::Granted(lease)) = outcome else { panic!("answer {nth}: {outcome:?}") };
+        let outcome = lease::acquire(
+            &mut *a.0,
+            &BootClock,
+            asked.clone(),
+            wait_policy,
+            limits,
+            pending::<()>(),
+            |_| {},
+        )
+        .await;
+        let Ok(Outcome::Granted(lease)) = outcome else {
+            panic!("answer {nth}: {outcome:?}")
+        };
         let lost = proxy.sprung();
-        lease::release(&mut *a.0, &BootClock, &asked.key, &asked.token, &ended(End::Exited(7)), limits).await;
+        lease::release(
+            &mut *a.0,
+            &BootClock,
+            &asked.key,
+            &asked.token,
+            &ended(End::Exited(7)),
+            limits,
+        )
+        .await;
         let past = history(&mut lab.client().await, &asked.key).await.past;
-        let [HistoryEntry { fence: Some(fence), end: End::Exited(7), .. }] = &past[..] else { panic!("answer {nth}: {past:?}") };
+        let [
+            HistoryEntry {
+                fence: Some(fence),
+                end: End::Exited(7),
+                ..
+            },
+        ] = &past[..]
+        else {
+            panic!("answer {nth}: {past:?}")
+        };
         assert_eq!(*fence, lease.fence);
         if lost == 0 {
             assert!(nth > 0, "no answer was lost");
@@ -504,5 +780,9 @@ async fn a_run_whose_answers_were_lost_is_one_run(lab: &Lab) {
 
 /// Returns the break request that the cases about breaking use.
 pub fn broken(why: &str) -> Break {
-    Break { by: "ana@ops1".into(), why: Some(why.into()), seen: false }
+    Break {
+        by: "ana@ops1".into(),
+        why: Some(why.into()),
+        seen: false,
+    }
 }

@@ -25,7 +25,9 @@ pub fn all() -> Vec<Case> {
         init_can_be_repeated,
     ];
     // Only for stores whose holds can change their TTL (see the cases in `unsupported`).
-    all.extend(cases![Kind::adjusts_ttl => a_repeated_request_does_not_shorten, a_renewal_never_shortens]);
+    all.extend(
+        cases![Kind::adjusts_ttl => a_repeated_request_does_not_shorten, a_renewal_never_shortens],
+    );
     all.extend(cases![Kind::crosses_processes => detached_holds_exclude_and_are_excluded, a_detached_hold_is_kept_by_its_token_alone]);
     all
 }
@@ -41,8 +43,15 @@ async fn a_held_lock_is_refused_to_others(lab: &Lab) {
         let busy = b.refused(&request(&job, LONG)).await;
         assert_eq!(busy.holders.len(), 1);
         assert_eq!(busy.holders[0].fence, Some(grant.fence));
-        assert_eq!(busy.notifies, b.capabilities().notification, "whether a release by dlock wakes the waiter");
-        assert_eq!(busy.position, None, "a client that does not wait has no position");
+        assert_eq!(
+            busy.notifies,
+            b.capabilities().notification,
+            "whether a release by dlock wakes the waiter"
+        );
+        assert_eq!(
+            busy.position, None,
+            "a client that does not wait has no position"
+        );
     }
     // A new token makes a request another owner's, even from the same client.
     a.refused(&request(&job, LONG)).await;
@@ -67,7 +76,10 @@ async fn a_free_lock_is_given_to_the_next(lab: &Lab) {
 async fn detached_holds_exclude_and_are_excluded(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let detached = |lease| dlock::lock::Request { detached: true, ..request(&job, lease) };
+    let detached = |lease| dlock::lock::Request {
+        detached: true,
+        ..request(&job, lease)
+    };
     let kept = detached(LONG);
     a.take(&kept).await;
     b.refused(&request(&job, LONG)).await;
@@ -102,7 +114,10 @@ async fn a_repeated_request_resets_the_expiry(lab: &Lab) {
     a.take(&held).await;
     let left = a.left(&job).await;
     // A busy machine takes its time between the request and the look.
-    assert!(left + again.elapsed() > short() * 3 / 2, "only {left:?} are left");
+    assert!(
+        left + again.elapsed() > short() * 3 / 2,
+        "only {left:?} are left"
+    );
 }
 
 async fn a_repeated_request_does_not_shorten(lab: &Lab) {
@@ -114,7 +129,10 @@ async fn a_repeated_request_does_not_shorten(lab: &Lab) {
     a.renewed(&held, Some(short() * 4)).await;
     a.take(&held).await;
     let left = a.left(&job).await;
-    assert!(left + renewed.elapsed() > short() * 3, "only {left:?} are left");
+    assert!(
+        left + renewed.elapsed() > short() * 3,
+        "only {left:?} are left"
+    );
     lab.pass(short() * 2).await;
     a.renewed(&held, Some(LONG)).await;
 }
@@ -131,10 +149,15 @@ async fn a_renewal_extends(lab: &Lab) {
     }
     // The first TTL is over, and the lock is still held.
     b.refused(&request(&job, LONG)).await;
-    let Some(longer) = lab.other_ttl(LONG).await else { return };
+    let Some(longer) = lab.other_ttl(LONG).await else {
+        return;
+    };
     a.renewed(&held, Some(longer)).await;
     let left = b.left(&job).await;
-    assert!(left > LONG / 2 && left <= LONG + Duration::from_millis(5), "{left:?}");
+    assert!(
+        left > LONG / 2 && left <= LONG + Duration::from_millis(5),
+        "{left:?}"
+    );
 }
 
 async fn a_renewal_never_shortens(lab: &Lab) {
@@ -143,8 +166,13 @@ async fn a_renewal_never_shortens(lab: &Lab) {
     let held = lab.expiring(&job, LONG);
     a.take(&held).await;
     match a.renew(&held, Some(LONG / 2)).await {
-        Renewal::Kept { expires_in: Some(expires_in) } => {
-            assert!(expires_in > LONG / 2 && expires_in <= LONG + Duration::from_millis(5), "{expires_in:?}");
+        Renewal::Kept {
+            expires_in: Some(expires_in),
+        } => {
+            assert!(
+                expires_in > LONG / 2 && expires_in <= LONG + Duration::from_millis(5),
+                "{expires_in:?}"
+            );
         }
         other => panic!("{other:?}"),
     }
@@ -167,9 +195,15 @@ async fn a_renewal_without_a_ttl_uses_that_of_the_grant(lab: &Lab) {
         other => panic!("{other:?}"),
     }
     let left = a.left(&job).await;
-    assert!(left + renewed.elapsed() > short() * 5 / 2 && left <= short() * 3 + Duration::from_millis(5), "{left:?}");
+    assert!(
+        left + renewed.elapsed() > short() * 5 / 2
+            && left <= short() * 3 + Duration::from_millis(5),
+        "{left:?}"
+    );
     // One renewal with another TTL doesn't change the default.
-    let Some(longer) = lab.other_ttl(short() * 4).await else { return };
+    let Some(longer) = lab.other_ttl(short() * 4).await else {
+        return;
+    };
     a.renewed(&held, Some(longer)).await;
     lab.pass(short() * 2).await;
     match a.renew(&held, None).await {
@@ -186,10 +220,16 @@ async fn a_stale_token_can_not_renew(lab: &Lab) {
     let held = b.hold(&job).await;
     let before = b.inspect(&job).await;
     assert_eq!(a.renew(&stale, None).await, Renewal::NotHeld);
-    assert_eq!(a.renew(&stale, lab.other_ttl(LONG * 10).await).await, Renewal::NotHeld);
+    assert_eq!(
+        a.renew(&stale, lab.other_ttl(LONG * 10).await).await,
+        Renewal::NotHeld
+    );
     let after = b.inspect(&job).await;
     assert_eq!(after.holders[0].fence, before.holders[0].fence);
-    assert!(after.holders[0].expires_in <= before.holders[0].expires_in, "the stale renewal extended the newer hold");
+    assert!(
+        after.holders[0].expires_in <= before.holders[0].expires_in,
+        "the stale renewal extended the newer hold"
+    );
     b.renewed(&held, None).await;
 }
 
@@ -205,14 +245,21 @@ async fn a_stale_token_can_not_release(lab: &Lab) {
     c.refused(&request(&job, LONG)).await;
     b.renewed(&held, None).await;
     b.free(&held).await;
-    assert_eq!(b.release(&held, Scope::Hold).await, Release::NotHeld, "released twice");
+    assert_eq!(
+        b.release(&held, Scope::Hold).await,
+        Release::NotHeld,
+        "released twice"
+    );
 }
 
 async fn another_hold_of_the_owner_is_not_this_hold(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    let other = dlock::lock::Request { token: held.token.nested(), ..held.clone() };
+    let other = dlock::lock::Request {
+        token: held.token.nested(),
+        ..held.clone()
+    };
     assert_eq!(a.renew(&other, None).await, Renewal::NotHeld);
     for scope in [Scope::Hold, Scope::Tree] {
         assert_eq!(a.release(&other, scope).await, Release::NotHeld);
@@ -229,13 +276,19 @@ async fn a_free_lock_can_be_neither_renewed_nor_released(lab: &Lab) {
         assert_eq!(a.release(&never, scope).await, Release::NotHeld);
     }
     let state = a.inspect(&never.key).await;
-    assert!(state.holders.is_empty() && state.last_fence.is_none(), "a failed request created something: {state:?}");
+    assert!(
+        state.holders.is_empty() && state.last_fence.is_none(),
+        "a failed request created something: {state:?}"
+    );
 }
 
 async fn a_detached_hold_is_kept_by_its_token_alone(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let mut held = dlock::lock::Request { detached: true, ..request(&job, LONG) };
+    let mut held = dlock::lock::Request {
+        detached: true,
+        ..request(&job, LONG)
+    };
     let grant = a.take(&held).await;
     held.token.session = grant.session;
     drop(a);

@@ -2,13 +2,18 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Amendment, Attempt, Busy, Effect, Key, Kind as ErrorKind, Mode, Release, Request, Scope};
+use dlock::lock::{
+    Amendment, Attempt, Busy, Effect, Key, Kind as ErrorKind, Mode, Release, Request, Scope,
+};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SLACK, key, nested, overtaking_delay, request, runner, short, soon, stretched, ttl, waiting},
+    lab::{
+        Client, LONG, Lab, SLACK, key, nested, overtaking_delay, request, runner, short, soon,
+        stretched, ttl, waiting,
+    },
     targets::Kind,
 };
 
@@ -44,15 +49,25 @@ pub fn all() -> Vec<Case> {
 }
 
 fn permit(of: u32, request: Request) -> Request {
-    Request { mode: Mode::Permits(of), ..request }
+    Request {
+        mode: Mode::Permits(of),
+        ..request
+    }
 }
 
 fn shared(of: Request) -> Request {
-    Request { mode: Mode::Shared, ..of }
+    Request {
+        mode: Mode::Shared,
+        ..of
+    }
 }
 
 fn fair(of: Request) -> Request {
-    Request { fair: true, waiting: true, ..of }
+    Request {
+        fair: true,
+        waiting: true,
+        ..of
+    }
 }
 
 /// Takes one of `most` permits for long, and returns the permit's number.
@@ -65,7 +80,11 @@ async fn take_permit(lab: &Lab, most: u32, job: &Key) -> (Client, Request, u32) 
 
 async fn permit_numbers(lab: &Lab, job: &Key) -> Vec<u32> {
     let state = lab.client().await.inspect(job).await;
-    let mut permit_numbers: Vec<_> = state.holders.iter().map(|holder| holder.permit.expect("a number")).collect();
+    let mut permit_numbers: Vec<_> = state
+        .holders
+        .iter()
+        .map(|holder| holder.permit.expect("a number"))
+        .collect();
     permit_numbers.sort_unstable();
     permit_numbers
 }
@@ -80,7 +99,13 @@ async fn no_more_holders_than_permits_at_once(lab: &Lab) {
     let busy = d.refused(&permit(3, request(&job, LONG))).await;
     assert_eq!(busy.holders.len(), 3, "{busy:?}");
     let state = d.inspect(&job).await;
-    assert!(state.holders.iter().all(|holder| holder.mode == Mode::Permits(3) && !holder.foreign), "{state:?}");
+    assert!(
+        state
+            .holders
+            .iter()
+            .all(|holder| holder.mode == Mode::Permits(3) && !holder.foreign),
+        "{state:?}"
+    );
     assert_eq!(d.keys("").await, ["job"]);
     a.renewed(&one, None).await;
 }
@@ -142,7 +167,10 @@ async fn a_permit_requested_twice_is_one_permit(lab: &Lab) {
     let one = permit(2, request(&job, LONG));
     let first = a.take(&one).await;
     let again = a.take(&one).await;
-    assert_eq!((again.fence, again.holds, again.permit), (first.fence, 1, Some(0)));
+    assert_eq!(
+        (again.fence, again.holds, again.permit),
+        (first.fence, 1, Some(0))
+    );
     assert_eq!(permit_numbers(lab, &job).await, [0]);
     a.free(&one).await;
     lab.client().await.hold(&job).await;
@@ -155,31 +183,55 @@ async fn a_nested_permit_is_one_permit(lab: &Lab) {
     let grant = a.take(&inner).await;
     assert_eq!((grant.holds, grant.permit), (2, Some(0)));
     assert_eq!(a.release(&inner, Scope::Hold).await, Release::StillHeld(1));
-    lab.client().await.refused(&permit(1, request(&job, LONG))).await;
+    lab.client()
+        .await
+        .refused(&permit(1, request(&job, LONG)))
+        .await;
     a.free(&outer).await;
     take_permit(lab, 1, &job).await;
 }
 
 async fn a_nested_hold_needs_a_mode_that_its_outer_hold_covers(lab: &Lab) {
-    let kinds = [(true, Mode::Exclusive), (lab.kind.shared(), Mode::Shared), (lab.kind.permits(), Mode::Permits(2))];
-    let kinds: Vec<_> = kinds.into_iter().filter(|(has, _)| *has).map(|(_, mode)| mode).collect();
+    let kinds = [
+        (true, Mode::Exclusive),
+        (lab.kind.shared(), Mode::Shared),
+        (lab.kind.permits(), Mode::Permits(2)),
+    ];
+    let kinds: Vec<_> = kinds
+        .into_iter()
+        .filter(|(has, _)| *has)
+        .map(|(_, mode)| mode)
+        .collect();
     if !lab.client().await.capabilities().reentrant {
         return;
     }
     for outer in &kinds {
         let job = key(&format!("{outer:?}"));
         let (mut a, mut b) = (lab.client().await, lab.client().await);
-        let held = Request { mode: *outer, ..request(&job, LONG) };
+        let held = Request {
+            mode: *outer,
+            ..request(&job, LONG)
+        };
         let fence = a.take(&held).await.fence;
         for inner in &kinds {
-            let wanted = Request { mode: *inner, ..nested(&held) };
+            let wanted = Request {
+                mode: *inner,
+                ..nested(&held)
+            };
             let answer = b.0.try_acquire(&wanted).await;
             if outer.covers(*inner) {
-                assert!(matches!(&answer, Ok(Attempt::Granted(grant)) if grant.fence == fence && grant.holds == 2), "{answer:?}");
+                assert!(
+                    matches!(&answer, Ok(Attempt::Granted(grant)) if grant.fence == fence && grant.holds == 2),
+                    "{answer:?}"
+                );
                 assert_eq!(b.release(&wanted, Scope::Hold).await, Release::StillHeld(1));
             } else {
                 let error = answer.expect_err("another kind");
-                assert_eq!((error.kind, error.effect), (ErrorKind::Usage, Effect::NotApplied), "{outer:?} {inner:?}: {error}");
+                assert_eq!(
+                    (error.kind, error.effect),
+                    (ErrorKind::Usage, Effect::NotApplied),
+                    "{outer:?} {inner:?}: {error}"
+                );
             }
         }
         a.renewed(&held, None).await;
@@ -193,7 +245,10 @@ async fn an_expired_permit_goes_to_the_next_holder(lab: &Lab) {
     lab.client().await.take(&lost).await;
     let (mut b, two, _) = take_permit(lab, 2, &job).await;
     lab.outlast(short()).await;
-    assert_eq!(lab.client().await.release(&lost, Scope::Hold).await, Release::NotHeld);
+    assert_eq!(
+        lab.client().await.release(&lost, Scope::Hold).await,
+        Release::NotHeld
+    );
     assert_eq!(permit_numbers(lab, &job).await, [1]);
     let (_c, _, number) = take_permit(lab, 2, &job).await;
     assert_eq!(number, 0);
@@ -238,7 +293,12 @@ async fn breaking_one_permit_leaves_the_others(lab: &Lab) {
     let two = permit(2, lab.expiring(&job, LONG));
     let fence = b.take(&two).await.fence;
     let mut c = lab.client().await;
-    c.0.amend(&job, Amendment::Evict(fence, &super::history::broken("NFS"))).await.expect("evict");
+    c.0.amend(
+        &job,
+        Amendment::Evict(fence, &super::history::broken("NFS")),
+    )
+    .await
+    .expect("evict");
     assert_eq!(b.release(&two, Scope::Hold).await, Release::NotHeld);
     a.renewed(&one, None).await;
     assert_eq!(permit_numbers(lab, &job).await, [0]);
@@ -248,11 +308,24 @@ async fn a_crashed_holder_is_not_reported_as_foreign(lab: &Lab) {
     for mode in [Mode::Permits(3), Mode::Shared] {
         let job = key(&format!("{mode:?}"));
         let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
-        a.take(&Request { mode, ..request(&job, LONG) }).await;
-        b.take(&Request { mode, ..lab.expiring(&job, short()) }).await;
+        a.take(&Request {
+            mode,
+            ..request(&job, LONG)
+        })
+        .await;
+        b.take(&Request {
+            mode,
+            ..lab.expiring(&job, short())
+        })
+        .await;
         lab.outlast(short()).await;
         let busy = c.refused(&request(&job, LONG)).await;
-        assert!(busy.holders.len() == 1 && !busy.holders[0].foreign && busy.notifies == lab.kind.notifies(), "{busy:?}");
+        assert!(
+            busy.holders.len() == 1
+                && !busy.holders[0].foreign
+                && busy.notifies == lab.kind.notifies(),
+            "{busy:?}"
+        );
         assert_eq!(c.inspect(&job).await.holders.len(), 1);
     }
 }
@@ -284,7 +357,10 @@ async fn a_newcomer_does_not_overtake_a_fair_waiter(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let held = a.hold(&job).await;
-    let first = Request { metadata: Some(runner("web1")), ..fair(request(&job, LONG)) };
+    let first = Request {
+        metadata: Some(runner("web1")),
+        ..fair(request(&job, LONG))
+    };
     b.refused(&first).await;
     a.free(&held).await;
     let busy = c.refused(&request(&job, LONG)).await;
@@ -298,8 +374,12 @@ async fn a_newcomer_does_not_overtake_a_fair_waiter(lab: &Lab) {
 /// An unfair waiter is in front of the fair one: the store may keep the two in different queues.
 async fn a_newcomer_does_not_overtake_a_fair_waiter_behind_others(lab: &Lab) {
     let job = key("job");
-    let (mut holder, mut plain, mut patient, mut newcomer) =
-        (lab.client().await, lab.client().await, lab.client().await, lab.client().await);
+    let (mut holder, mut plain, mut patient, mut newcomer) = (
+        lab.client().await,
+        lab.client().await,
+        lab.client().await,
+        lab.client().await,
+    );
     let held = holder.hold(&job).await;
     plain.refused(&waiting(&job, LONG)).await;
     patient.refused(&fair(request(&job, LONG))).await;
@@ -331,7 +411,9 @@ async fn wait_as_the_core_does(lab: &Lab, client: &mut Client, request: &Request
         match client.attempt(request).await {
             Attempt::Granted(_) => return began.elapsed(),
             Attempt::Busy(Busy { expires_in, .. }) => {
-                let most = expires_in.map_or(Duration::from_secs(5), |left| left.min(Duration::from_secs(5)));
+                let most = expires_in.map_or(Duration::from_secs(5), |left| {
+                    left.min(Duration::from_secs(5))
+                });
                 client.wait(request, most + Duration::from_millis(1)).await;
             }
             other => panic!("{other:?}"),
@@ -346,19 +428,30 @@ async fn a_dead_waiter_loses_its_offer(lab: &Lab) {
     let held = a.hold(&job).await;
     {
         let mut b = lab.client().await;
-        b.refused(&dying_waiter(lab, fair(request(&job, LONG)))).await;
+        b.refused(&dying_waiter(lab, fair(request(&job, LONG))))
+            .await;
     }
     let second = fair(request(&job, LONG));
     c.refused(&second).await;
     a.free(&held).await;
     let waited = wait_as_the_core_does(lab, &mut c, &second).await;
-    // A store that notices dead processes offers them nothing. Where positions are kept, a dead waiter's position ends with its lease,
-    // which may be soon.
+    // A store that notices dead processes offers them nothing. Where positions are kept, a dead
+    // waiter's position ends with its lease, which may be soon.
     let at_once = lab.kind.bound_to_processes() || lab.kind.keeps_positions();
-    let least = if at_once { Duration::ZERO } else { Duration::from_millis(500) };
-    assert!(waited >= least && waited < stretched(Duration::from_secs(2) + lab.kind.late()), "{waited:?}");
+    let least = if at_once {
+        Duration::ZERO
+    } else {
+        Duration::from_millis(500)
+    };
+    assert!(
+        waited >= least && waited < stretched(Duration::from_secs(2) + lab.kind.late()),
+        "{waited:?}"
+    );
     let state = c.inspect(&job).await;
-    assert!(state.waiters.is_empty(), "the dead waiter has a position again: {state:?}");
+    assert!(
+        state.waiters.is_empty(),
+        "the dead waiter has a position again: {state:?}"
+    );
 }
 
 async fn many_dead_waiters_cost_one_offer(lab: &Lab) {
@@ -367,13 +460,17 @@ async fn many_dead_waiters_cost_one_offer(lab: &Lab) {
     let held = a.hold(&job).await;
     for _ in 0..6 {
         let mut b = lab.client().await;
-        b.refused(&dying_waiter(lab, fair(request(&job, LONG)))).await;
+        b.refused(&dying_waiter(lab, fair(request(&job, LONG))))
+            .await;
     }
     let last = fair(request(&job, LONG));
     c.refused(&last).await;
     a.free(&held).await;
     let waited = wait_as_the_core_does(lab, &mut c, &last).await;
-    assert!(waited < stretched(Duration::from_secs(4) + lab.kind.late()), "{waited:?}");
+    assert!(
+        waited < stretched(Duration::from_secs(4) + lab.kind.late()),
+        "{waited:?}"
+    );
 }
 
 /// The others may be asleep while the first one has its turn, and then while it is removed.
@@ -381,7 +478,11 @@ async fn a_waiter_that_misses_its_turn_costs_no_other_its_position(lab: &Lab) {
     let job = key("job");
     let wants = || {
         let request = fair(request(&job, LONG));
-        if lab.kind.permits() { permit(1, request) } else { request }
+        if lab.kind.permits() {
+            permit(1, request)
+        } else {
+            request
+        }
     };
     let mut holder = lab.client().await;
     let held = wants();
@@ -410,12 +511,24 @@ async fn a_waiter_that_misses_its_turn_costs_no_other_its_position(lab: &Lab) {
     };
     let (_, released) = tokio::join!(join_all(waiters), release);
     assert_eq!(*served.borrow(), [0, 1, 2, 3, 4]);
-    assert!(released.elapsed() < stretched(Duration::from_secs(4) + lab.kind.late()), "{:?}", released.elapsed());
+    assert!(
+        released.elapsed() < stretched(Duration::from_secs(4) + lab.kind.late()),
+        "{:?}",
+        released.elapsed()
+    );
 }
 
-/// Returns the request of a waiter that is about to die. Where positions are kept, its position lasts as long as its lease.
+/// Returns the request of a waiter that is about to die. Where positions are kept, its position
+/// lasts as long as its lease.
 fn dying_waiter(lab: &Lab, of: Request) -> Request {
-    if lab.kind.keeps_positions() { Request { ttl: ttl(short()), ..of } } else { of }
+    if lab.kind.keeps_positions() {
+        Request {
+            ttl: ttl(short()),
+            ..of
+        }
+    } else {
+        of
+    }
 }
 
 async fn fair_waiters_for_permits_are_granted_as_there_is_room(lab: &Lab) {
@@ -445,7 +558,10 @@ async fn queued_readers_are_granted_together(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let held = a.hold(&job).await;
-    let (first, second) = (shared(fair(request(&job, LONG))), shared(fair(request(&job, LONG))));
+    let (first, second) = (
+        shared(fair(request(&job, LONG))),
+        shared(fair(request(&job, LONG))),
+    );
     b.refused(&first).await;
     c.refused(&second).await;
     let release = async {
@@ -454,7 +570,11 @@ async fn queued_readers_are_granted_together(lab: &Lab) {
         Instant::now()
     };
     let never = Duration::from_secs(20);
-    let (_, _, released) = tokio::join!(b.wait_for(&first, never), c.wait_for(&second, never), release);
+    let (_, _, released) = tokio::join!(
+        b.wait_for(&first, never),
+        c.wait_for(&second, never),
+        release
+    );
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 

@@ -27,9 +27,11 @@ pub fn all() -> Vec<Case> {
         a_stale_advisory_lock_only_slows_a_waiter,
         a_holder_that_lost_its_session_takes_the_advisory_lock_again,
     ];
-    all.extend(cases![|kind| kind.speaks_mysql() && kind.held_by_session() =>
-        no_other_session_is_killed_after_a_restart,
-    ]);
+    all.extend(
+        cases![|kind| kind.speaks_mysql() && kind.held_by_session() =>
+            no_other_session_is_killed_after_a_restart,
+        ],
+    );
     all.extend(cases![|kind| matches!(kind, Kind::MariadbAdvisory | Kind::MysqlAdvisory) => other_clients_can_take_the_same_mysql_lock]);
     all.extend(cases![Kind::speaks_mysql =>
         a_read_only_mysql_is_refused,
@@ -41,24 +43,42 @@ async fn a_row_locked_by_another_mysql_session_is_retried(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    let blocker = lab.mariadb().keep("START TRANSACTION; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
+    let blocker = lab
+        .mariadb()
+        .keep("START TRANSACTION; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
     let began = Instant::now();
-    let error = a.0.renew(&job, &held.token, None.into()).await.expect_err("the row is locked");
-    assert!(error.is_transient() && error.effect == Effect::NotApplied, "{error:?}");
-    assert!(began.elapsed() < Duration::from_secs(2) + soon(), "the caller would have given up: {:?}", began.elapsed());
+    let error =
+        a.0.renew(&job, &held.token, None.into())
+            .await
+            .expect_err("the row is locked");
+    assert!(
+        error.is_transient() && error.effect == Effect::NotApplied,
+        "{error:?}"
+    );
+    assert!(
+        began.elapsed() < Duration::from_secs(2) + soon(),
+        "the caller would have given up: {:?}",
+        began.elapsed()
+    );
     drop(blocker);
     a.renewed(&held, None).await;
     a.free(&held).await;
 }
 
-/// The server can't deliver the result of the statement that frees the row, and goes on with the next one.
+/// The server can't deliver the result of the statement that frees the row, and goes on with the
+/// next one.
 async fn a_release_is_recorded_though_its_client_is_gone(lab: &Lab) {
     let (job, proxy) = (key("job"), Proxy::to(lab.mariadb().server().port));
     let (mut a, mut b) = (lab.mariadb().through_proxy(&proxy), lab.client().await);
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
-    let blocker = lab.mariadb().keep("START TRANSACTION; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
-    let info = ReleaseInfo { end: Some(End::Exited(3)), ..Scope::Tree.into() };
+    let blocker = lab
+        .mariadb()
+        .keep("START TRANSACTION; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
+    let info = ReleaseInfo {
+        end: Some(End::Exited(3)),
+        ..Scope::Tree.into()
+    };
     let reset = async {
         lab.pass(Duration::from_millis(200)).await;
         proxy.reset();
@@ -69,7 +89,10 @@ async fn a_release_is_recorded_though_its_client_is_gone(lab: &Lab) {
     let next = waiting(&job, LONG);
     b.wait_for(&next, Duration::from_millis(50)).await;
     let past = history(&mut b, &job).await.past;
-    assert!(past.len() == 1 && past[0].fence == Some(fence) && past[0].end == End::Exited(3), "{past:?}");
+    assert!(
+        past.len() == 1 && past[0].fence == Some(fence) && past[0].end == End::Exited(3),
+        "{past:?}"
+    );
     b.free(&next).await;
 }
 
@@ -79,13 +102,20 @@ async fn a_sessions_time_zone_does_not_matter(lab: &Lab) {
     let held = a.hold(&key("job")).await;
     lab.mariadb().sql("SET GLOBAL time_zone = '+09:00'");
     let mut b = lab.client().await;
-    let left = b.refused(&request(&key("job"), LONG)).await.expires_in.expect("an expiry");
+    let left = b
+        .refused(&request(&key("job"), LONG))
+        .await
+        .expires_in
+        .expect("an expiry");
     assert!(left > LONG / 2 && left <= LONG, "{left:?}");
     assert!(!lab.shedlock("dlock", "dlock:job", 30));
     a.free(&held).await;
     let held = b.hold(&key("job")).await;
     lab.mariadb().sql("SET GLOBAL time_zone = '-11:00'");
-    lab.client().await.refused(&request(&key("job"), LONG)).await;
+    lab.client()
+        .await
+        .refused(&request(&key("job"), LONG))
+        .await;
     b.free(&held).await;
 }
 
@@ -100,7 +130,8 @@ async fn an_uncontended_acquire_is_two_round_trips(lab: &Lab) {
     let known = proxy.requests() - before;
     a.hold(&key("other")).await;
     let again = proxy.requests() - before - known;
-    // The login, a query about the server, a SELECT of the missing row, its INSERT, and the release.
+    // The login, a query about the server, a SELECT of the missing row, its INSERT, and the
+    // release.
     assert!(known <= 5, "{known} requests");
     assert_eq!(again, 1, "on an open connection, with an existing row");
 }
@@ -114,10 +145,22 @@ async fn a_stale_advisory_lock_only_slows_a_waiter(lab: &Lab) {
     let unwanted = waiting(&job, LONG);
     stale.refused(&unwanted).await;
     a.free(&held).await;
-    assert_eq!(stale.wait(&unwanted, LONG).await, Wake::Changed, "the advisory lock is free");
+    assert_eq!(
+        stale.wait(&unwanted, LONG).await,
+        Wake::Changed,
+        "the advisory lock is free"
+    );
     let held = a.hold(&job).await;
     let never = std::future::pending::<()>();
-    let take = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
+    let take = lease::acquire(
+        &mut *b.0,
+        &BootClock,
+        waiting(&job, LONG),
+        WaitPolicy::For(LONG),
+        Limits::DEFAULT,
+        never,
+        |_| {},
+    );
     let release = async {
         lab.pass(SLACK).await;
         a.free(&held).await;
@@ -125,7 +168,11 @@ async fn a_stale_advisory_lock_only_slows_a_waiter(lab: &Lab) {
     };
     let (outcome, released) = tokio::join!(take, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    assert!(released.elapsed() < stretched(Duration::from_secs(6)), "{:?}", released.elapsed());
+    assert!(
+        released.elapsed() < stretched(Duration::from_secs(6)),
+        "{:?}",
+        released.elapsed()
+    );
 }
 
 async fn a_holder_that_lost_its_session_takes_the_advisory_lock_again(lab: &Lab) {
@@ -139,7 +186,11 @@ async fn a_holder_that_lost_its_session_takes_the_advisory_lock_again(lab: &Lab)
     a.renewed(&held, None).await;
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
-    assert_eq!(b.wait(&wanted, Duration::from_millis(400)).await, Wake::TimedOut, "the row is polled");
+    assert_eq!(
+        b.wait(&wanted, Duration::from_millis(400)).await,
+        Wake::TimedOut,
+        "the row is polled"
+    );
     a.free(&held).await;
     assert_eq!(b.wait(&wanted, LONG).await, Wake::Changed);
 }
@@ -157,28 +208,41 @@ async fn other_clients_can_take_the_same_mysql_lock(lab: &Lab) {
     a.free(&held).await;
     let keeps = lab.mariadb().keep(&format!("SELECT GET_LOCK({plain}, 0)"));
     let busy = a.refused(&request(&key("job"), LONG)).await;
-    assert!(busy.holders[0].foreign && busy.holders[0].fence.is_none(), "{busy:?}");
+    assert!(
+        busy.holders[0].foreign && busy.holders[0].fence.is_none(),
+        "{busy:?}"
+    );
     drop(keeps);
     let mut options = lab.mariadb().options("dlock");
     options.raw_names = true;
     let mut b = Client(backend(options));
     let name = format!("{database}.nightly");
-    let held = Request { metadata: Some(crate::lab::runner("web1")), ..request(&key(&name), LONG) };
+    let held = Request {
+        metadata: Some(crate::lab::runner("web1")),
+        ..request(&key(&name), LONG)
+    };
     b.take(&held).await;
     assert_eq!(take(&format!("'{name}'")), "0");
-    assert_eq!(b.inspect(&key(&name)).await.holders[0].metadata, Some(crate::lab::runner("web1")));
+    assert_eq!(
+        b.inspect(&key(&name)).await.holders[0].metadata,
+        Some(crate::lab::runner("web1"))
+    );
     b.free(&held).await;
     assert_eq!(lab.mariadb().options("dlock").sql.mode, SqlMode::Advisory);
 }
 
 fn on(lab: &Lab, server: &MariaDb) -> MysqlOptions {
     let mut options = lab.mariadb().options("dlock");
-    options.sql.server = SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port };
+    options.sql.server = SqlServer::Tcp {
+        host: "127.0.0.1".into(),
+        port: server.port,
+    };
     options.sql.database = Some("app".into());
     options
 }
 
-/// A blocked session ends with its server. After the restart another client's session may have its id.
+/// A blocked session ends with its server. After the restart another client's session may have its
+/// id.
 async fn no_other_session_is_killed_after_a_restart(lab: &Lab) {
     let mut server = MariaDb::durable();
     server.sql("mysql", "CREATE DATABASE app");
@@ -190,19 +254,46 @@ async fn no_other_session_is_killed_after_a_restart(lab: &Lab) {
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
     // The wait is dropped, and its session stays blocked.
-    assert!(tokio::time::timeout(short() / 4, b.0.wait(&wanted, LONG)).await.is_err(), "the lock is held");
-    let last: u64 = server.text("mysql", "SELECT MAX(id) FROM information_schema.processlist").parse().expect("a number");
+    assert!(
+        tokio::time::timeout(short() / 4, b.0.wait(&wanted, LONG))
+            .await
+            .is_err(),
+        "the lock is held"
+    );
+    let last: u64 = server
+        .text(
+            "mysql",
+            "SELECT MAX(id) FROM information_schema.processlist",
+        )
+        .parse()
+        .expect("a number");
     server.restart();
     let mut others = Vec::new();
-    while server.text("mysql", "SELECT MAX(id) FROM information_schema.processlist").parse::<u64>().expect("a number") <= last {
+    while server
+        .text(
+            "mysql",
+            "SELECT MAX(id) FROM information_schema.processlist",
+        )
+        .parse::<u64>()
+        .expect("a number")
+        <= last
+    {
         others.push(server.keep("mysql", "SELECT 1"));
     }
-    let abandoned = lease::ask(&mut *b.0, &BootClock, Limits::DEFAULT, ("ask", None), async |backend: &mut dyn dlock::lock::Backend| {
-        backend.leave_queue(&wanted).await
-    });
+    let abandoned = lease::ask(
+        &mut *b.0,
+        &BootClock,
+        Limits::DEFAULT,
+        ("ask", None),
+        async |backend: &mut dyn dlock::lock::Backend| backend.leave_queue(&wanted).await,
+    );
     abandoned.await.expect("an answer");
     let left = server.text("mysql", "SELECT COUNT(*) FROM information_schema.processlist WHERE db = 'mysql' AND id <> CONNECTION_ID()");
-    assert_eq!(left.parse(), Ok(others.len()), "a session of another client was killed");
+    assert_eq!(
+        left.parse(),
+        Ok(others.len()),
+        "a session of another client was killed"
+    );
 }
 
 async fn a_read_only_mysql_is_refused(lab: &Lab) {
@@ -211,9 +302,22 @@ async fn a_read_only_mysql_is_refused(lab: &Lab) {
     let held = a.hold(&key("held")).await;
     lab.mariadb().sql("SET GLOBAL read_only = 1");
     // Also for a superuser, which could write to a replica.
-    let error = lab.client().await.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("read only");
-    assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
-    assert!(error.message.contains("read-only") && error.origin == Origin::WrongServer, "{error:?}");
+    let error = lab
+        .client()
+        .await
+        .0
+        .try_acquire(&request(&key("job"), LONG))
+        .await
+        .expect_err("read only");
+    assert_eq!(
+        (error.kind, error.effect),
+        (ErrorKind::Config, Effect::NotApplied),
+        "{error:?}"
+    );
+    assert!(
+        error.message.contains("read-only") && error.origin == Origin::WrongServer,
+        "{error:?}"
+    );
     lab.mariadb().sql("SET GLOBAL read_only = 0");
     a.renewed(&held, None).await;
     lab.client().await.hold(&key("job")).await;

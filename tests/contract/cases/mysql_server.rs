@@ -1,5 +1,5 @@
-//! Cases that change a MariaDB server: its clock is stepped, it is a node of a Galera cluster, or other sessions
-//! deadlock with ours.
+//! Cases that change a MariaDB server: its clock is stepped, it is a node of a Galera cluster, or
+//! other sessions deadlock with ours.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -43,7 +43,10 @@ pub fn all() -> Vec<Case> {
 /// Returns the options of a client on the case's own server.
 fn on(lab: &Lab, server: &MariaDb) -> MysqlOptions {
     let mut options = lab.mariadb().options("dlock");
-    options.sql.server = SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port };
+    options.sql.server = SqlServer::Tcp {
+        host: "127.0.0.1".into(),
+        port: server.port,
+    };
     options.sql.database = Some("app".into());
     options
 }
@@ -78,18 +81,37 @@ impl Stepped {
             ("FAKETIME_NO_CACHE", "1".to_owned()),
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
         ];
-        let server = MariaDb::with(mariadb::Options { environment, ..Default::default() });
+        let server = MariaDb::with(mariadb::Options {
+            environment,
+            ..Default::default()
+        });
         server.sql("mysql", "CREATE DATABASE app");
         let options = on(lab, &server);
-        Some(Self { server, offset, _folder: folder, options })
+        Some(Self {
+            server,
+            offset,
+            _folder: folder,
+            options,
+        })
     }
 
     /// Sets the clock off by this many seconds from the real time.
     fn step(&self, offset: &str) {
-        let before: i64 = self.server.text("mysql", "SELECT UNIX_TIMESTAMP()").parse().expect("a time");
+        let before: i64 = self
+            .server
+            .text("mysql", "SELECT UNIX_TIMESTAMP()")
+            .parse()
+            .expect("a time");
         std::fs::write(&self.offset, offset).expect("offset");
-        let after: i64 = self.server.text("mysql", "SELECT UNIX_TIMESTAMP()").parse().expect("a time");
-        assert!(after.abs_diff(before) > 1000, "the clock did not move: {before} {after}");
+        let after: i64 = self
+            .server
+            .text("mysql", "SELECT UNIX_TIMESTAMP()")
+            .parse()
+            .expect("a time");
+        assert!(
+            after.abs_diff(before) > 1000,
+            "the clock did not move: {before} {after}"
+        );
     }
 
     async fn client(&self) -> Client {
@@ -98,7 +120,10 @@ impl Stepped {
 }
 
 async fn a_mysql_clock_that_is_set_back_repeats_no_fence(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "a_mysql_clock_that_is_set_back_repeats_no_fence") else { return };
+    let Some(stepped) = Stepped::start(lab, "a_mysql_clock_that_is_set_back_repeats_no_fence")
+    else {
+        return;
+    };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let job = key("job");
     let held = request(&job, LONG);
@@ -114,7 +139,9 @@ async fn a_mysql_clock_that_is_set_back_repeats_no_fence(lab: &Lab) {
 }
 
 async fn a_mysql_clock_that_is_set_forward_ends_leases(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "a_mysql_clock_that_is_set_forward_ends_leases") else { return };
+    let Some(stepped) = Stepped::start(lab, "a_mysql_clock_that_is_set_forward_ends_leases") else {
+        return;
+    };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let job = key("job");
     let held = request(&job, LONG);
@@ -129,7 +156,10 @@ async fn a_mysql_clock_that_is_set_forward_ends_leases(lab: &Lab) {
 
 /// A free lock must not look held until the clock has caught up, to ShedLock neither.
 async fn a_lock_released_in_mysql_is_free_whatever_its_clock(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "a_lock_released_in_mysql_is_free_whatever_its_clock") else { return };
+    let Some(stepped) = Stepped::start(lab, "a_lock_released_in_mysql_is_free_whatever_its_clock")
+    else {
+        return;
+    };
     let mut a = stepped.client().await;
     let (job, tree) = (key("job"), key("tree"));
     let held = a.hold(&job).await;
@@ -154,7 +184,9 @@ async fn a_lock_released_in_mysql_is_free_whatever_its_clock(lab: &Lab) {
 
 /// A session has the lock, and the kernel's own clocks determine when the session ends.
 async fn mysql_sessions_do_not_depend_on_the_clock(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "mysql_sessions_do_not_depend_on_the_clock") else { return };
+    let Some(stepped) = Stepped::start(lab, "mysql_sessions_do_not_depend_on_the_clock") else {
+        return;
+    };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let job = key("job");
     let held = request(&job, LONG);
@@ -163,12 +195,21 @@ async fn mysql_sessions_do_not_depend_on_the_clock(lab: &Lab) {
         stepped.step(offset);
         assert_eq!(a.renewed(&held, None).await, last, "{offset}");
         b.refused(&request(&job, LONG)).await;
-        // libfaketime reads its file at each query of the time, and now and then a thread gets the true time instead.
+        // libfaketime reads its file at each query of the time, and now and then a thread gets the
+        // true time instead.
         let mut seen = Vec::new();
-        while seen.len() < 5 && !seen.last().is_some_and(|left| *left > LONG / 2 && *left <= LONG) {
+        while seen.len() < 5
+            && !seen
+                .last()
+                .is_some_and(|left| *left > LONG / 2 && *left <= LONG)
+        {
             seen.push(a.left(&job).await);
         }
-        assert!(seen.last().is_some_and(|left| *left > LONG / 2 && *left <= LONG), "{offset}: {seen:?}");
+        assert!(
+            seen.last()
+                .is_some_and(|left| *left > LONG / 2 && *left <= LONG),
+            "{offset}: {seen:?}"
+        );
     }
     a.free(&held).await;
     for offset in ["+3600", "-3600"] {
@@ -177,7 +218,15 @@ async fn mysql_sessions_do_not_depend_on_the_clock(lab: &Lab) {
         assert!(fence > last, "{fence} after {last}");
         // Whatever happened to the wait in the server.
         let never = std::future::pending::<()>();
-        let take = lease::acquire(&mut *b.0, &BootClock, wanted, WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
+        let take = lease::acquire(
+            &mut *b.0,
+            &BootClock,
+            wanted,
+            WaitPolicy::For(LONG),
+            Limits::DEFAULT,
+            never,
+            |_| {},
+        );
         let step = async {
             lab.pass(short()).await;
             stepped.step(offset);
@@ -185,17 +234,26 @@ async fn mysql_sessions_do_not_depend_on_the_clock(lab: &Lab) {
             a.free(&held).await;
         };
         let (outcome, ()) = tokio::join!(take, step);
-        let Ok(Outcome::Granted(lease)) = outcome else { panic!("{offset}: {outcome:?}") };
+        let Ok(Outcome::Granted(lease)) = outcome else {
+            panic!("{offset}: {outcome:?}")
+        };
         assert!(lease.fence > fence);
         last = lease.fence;
-        assert_eq!(b.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
+        assert_eq!(
+            b.0.release(&job, &lease.token, &Scope::Tree.into())
+                .await
+                .expect("release"),
+            Release::Released
+        );
     }
 }
 
 /// A server with `wsrep_on` and no cluster library is no cluster node.
 async fn wsrep_on_without_a_library_is_no_cluster(lab: &Lab) {
-    let server =
-        MariaDb::with(mariadb::Options { settings: vec!["--wsrep-on=ON".into(), "--binlog-format=ROW".into()], ..Default::default() });
+    let server = MariaDb::with(mariadb::Options {
+        settings: vec!["--wsrep-on=ON".into(), "--binlog-format=ROW".into()],
+        ..Default::default()
+    });
     assert_eq!(server.text("mysql", "SELECT @@global.wsrep_on"), "1");
     server.sql("mysql", "CREATE DATABASE app");
     let mut a = client(&on(lab, &server)).await;
@@ -205,9 +263,15 @@ async fn wsrep_on_without_a_library_is_no_cluster(lab: &Lab) {
 
 async fn a_galera_node_is_refused_unless_it_is_the_only_writer(lab: &Lab) {
     if !std::path::Path::new(mariadb::GALERA).exists() {
-        return support::skip("a_galera_node_is_refused_unless_it_is_the_only_writer", "galera-4 is not installed");
+        return support::skip(
+            "a_galera_node_is_refused_unless_it_is_the_only_writer",
+            "galera-4 is not installed",
+        );
     }
-    let server = MariaDb::with(mariadb::Options { cluster: true, ..Default::default() });
+    let server = MariaDb::with(mariadb::Options {
+        cluster: true,
+        ..Default::default()
+    });
     assert_eq!(
         server.text("mysql", "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'wsrep_ready'"),
         "ON"
@@ -221,15 +285,39 @@ async fn a_galera_node_is_refused_unless_it_is_the_only_writer(lab: &Lab) {
     errors.extend(a.0.inspect(&job).await.err());
     assert_eq!(errors.len(), 3);
     for error in errors {
-        assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
-        assert!(error.message.contains("Galera") && error.hint.as_deref().is_some_and(|hint| hint.contains("single_writer")), "{error:?}");
+        assert_eq!(
+            (error.kind, error.effect),
+            (ErrorKind::Config, Effect::NotApplied),
+            "{error:?}"
+        );
+        assert!(
+            error.message.contains("Galera")
+                && error
+                    .hint
+                    .as_deref()
+                    .is_some_and(|hint| hint.contains("single_writer")),
+            "{error:?}"
+        );
     }
     options.single_writer = true;
     let (mut a, mut b) = (client(&options).await, Client(backend(options.clone())));
     if options.sql.mode == SqlMode::Advisory {
-        let error = a.0.try_acquire(&request(&job, LONG)).await.expect_err("GET_LOCK on a cluster");
-        assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
-        assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("mode=lease")), "{error:?}");
+        let error =
+            a.0.try_acquire(&request(&job, LONG))
+                .await
+                .expect_err("GET_LOCK on a cluster");
+        assert_eq!(
+            (error.kind, error.effect),
+            (ErrorKind::Config, Effect::NotApplied),
+            "{error:?}"
+        );
+        assert!(
+            error
+                .hint
+                .as_deref()
+                .is_some_and(|hint| hint.contains("mode=lease")),
+            "{error:?}"
+        );
         return;
     }
     assert!(a.0.notices().iter().all(|notice| !notice.warning));
@@ -238,7 +326,15 @@ async fn a_galera_node_is_refused_unless_it_is_the_only_writer(lab: &Lab) {
     a.renewed(&held, None).await;
     assert_eq!(a.inspect(&job).await.holders.len(), 1);
     let never = std::future::pending::<()>();
-    let next = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
+    let next = lease::acquire(
+        &mut *b.0,
+        &BootClock,
+        waiting(&job, LONG),
+        WaitPolicy::For(LONG),
+        Limits::DEFAULT,
+        never,
+        |_| {},
+    );
     let free = async {
         lab.pass(SLACK * 3).await;
         a.free(&held).await;
@@ -252,20 +348,34 @@ async fn a_galera_node_is_refused_unless_it_is_the_only_writer(lab: &Lab) {
 
 /// Renews as the core does, within the time that `--backend-timeout` allows.
 async fn through_the_core(client: &mut Client, held: &Request) -> Renewal {
-    let question = async |backend: &mut dyn Backend| backend.renew(&held.key, &held.token, None.into()).await;
-    lease::ask(&mut *client.0, &BootClock, Limits::DEFAULT, ("ask", None), question).await.expect("an answer")
+    let question =
+        async |backend: &mut dyn Backend| backend.renew(&held.key, &held.token, None.into()).await;
+    lease::ask(
+        &mut *client.0,
+        &BootClock,
+        Limits::DEFAULT,
+        ("ask", None),
+        question,
+    )
+    .await
+    .expect("an answer")
 }
 
 /// Another session locks our row or the whole table: each request is repeated until it is answered.
 async fn rows_locked_by_another_session_are_retried(lab: &Lab) {
-    let table = if lab.kind.held_by_session() { "dlock_sessions" } else { "dlock" };
+    let table = if lab.kind.held_by_session() {
+        "dlock_sessions"
+    } else {
+        "dlock"
+    };
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let before = a.hold(&job).await;
     a.free(&before).await;
-    for keeps in
-        [format!("START TRANSACTION; SELECT 1 FROM {table} WHERE name = 'dlock:job' FOR UPDATE"), format!("LOCK TABLES {table} WRITE")]
-    {
+    for keeps in [
+        format!("START TRANSACTION; SELECT 1 FROM {table} WHERE name = 'dlock:job' FOR UPDATE"),
+        format!("LOCK TABLES {table} WRITE"),
+    ] {
         let blocked = || {
             let kept = lab.mariadb().keep(&keeps);
             async {
@@ -276,15 +386,38 @@ async fn rows_locked_by_another_session_are_retried(lab: &Lab) {
         };
         let wanted = request(&job, LONG);
         let never = std::future::pending::<()>();
-        let take = lease::acquire(&mut *a.0, &BootClock, wanted.clone(), WaitPolicy::Try, Limits::DEFAULT, never, |_| {});
+        let take = lease::acquire(
+            &mut *a.0,
+            &BootClock,
+            wanted.clone(),
+            WaitPolicy::Try,
+            Limits::DEFAULT,
+            never,
+            |_| {},
+        );
         let (outcome, ()) = tokio::join!(take, blocked());
-        let Ok(Outcome::Granted(lease)) = outcome else { panic!("{keeps}: {outcome:?}") };
-        let held = Request { token: lease.token, ..wanted };
+        let Ok(Outcome::Granted(lease)) = outcome else {
+            panic!("{keeps}: {outcome:?}")
+        };
+        let held = Request {
+            token: lease.token,
+            ..wanted
+        };
         b.refused(&request(&job, LONG)).await;
         let (renewal, ()) = tokio::join!(through_the_core(&mut a, &held), blocked());
-        assert!(matches!(renewal, Renewal::Renewed { fence, .. } if fence == lease.fence), "{keeps}: {renewal:?}");
+        assert!(
+            matches!(renewal, Renewal::Renewed { fence, .. } if fence == lease.fence),
+            "{keeps}: {renewal:?}"
+        );
         let info = Scope::Tree.into();
-        let give = lease::release(&mut *a.0, &BootClock, &job, &held.token, &info, Limits::DEFAULT);
+        let give = lease::release(
+            &mut *a.0,
+            &BootClock,
+            &job,
+            &held.token,
+            &info,
+            Limits::DEFAULT,
+        );
         let (released, ()) = tokio::join!(give, blocked());
         assert!(matches!(released, Released::Free), "{keeps}: {released:?}");
         let next = b.hold(&job).await;
@@ -292,29 +425,56 @@ async fn rows_locked_by_another_session_are_retried(lab: &Lab) {
     }
 }
 
-/// Starts another session that locks `first`, then waits for `second`. Its transaction has written more than ours,
-/// so the server rolls ours back.
+/// Starts another session that locks `first`, then waits for `second`. Its transaction has written
+/// more than ours, so the server rolls ours back.
 fn deadlocking(lab: &Lab, first: &str, second: &str) -> std::thread::JoinHandle<Vec<Vec<String>>> {
-    lab.mariadb().sql("CREATE TABLE IF NOT EXISTS ballast (n INT)");
+    lab.mariadb()
+        .sql("CREATE TABLE IF NOT EXISTS ballast (n INT)");
     let sql = format!(
         "START TRANSACTION; INSERT INTO ballast WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < 1000) SELECT n FROM s; SELECT 1 FROM {first} FOR UPDATE; DO SLEEP(1); \
          SELECT 1 FROM {second} FOR UPDATE; ROLLBACK; SELECT 'done'"
     );
-    let (socket, database) = (lab.mariadb().server().socket(), lab.mariadb().database.clone());
-    std::thread::spawn(move || mariadb::sql_at(&socket, &database, &sql).expect("the server rolls back our transaction, not this one"))
+    let (socket, database) = (
+        lab.mariadb().server().socket(),
+        lab.mariadb().database.clone(),
+    );
+    std::thread::spawn(move || {
+        mariadb::sql_at(&socket, &database, &sql)
+            .expect("the server rolls back our transaction, not this one")
+    })
 }
 
-/// The release is part of the transaction that has the lock, so the server's rollback releases the lock too.
+/// The release is part of the transaction that has the lock, so the server's rollback releases the
+/// lock too.
 async fn a_deadlock_in_a_release_still_frees_the_lock(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    let other = deadlocking(lab, "dlock_sessions WHERE name = 'dlock:job'", "dlock_rows WHERE name = 'dlock:job'");
+    let other = deadlocking(
+        lab,
+        "dlock_sessions WHERE name = 'dlock:job'",
+        "dlock_rows WHERE name = 'dlock:job'",
+    );
     // By then the other session waits for our row.
     lab.pass(short() + SLACK * 2).await;
-    let released = lease::release(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), Limits::DEFAULT).await;
+    let released = lease::release(
+        &mut *a.0,
+        &BootClock,
+        &job,
+        &held.token,
+        &Scope::Tree.into(),
+        Limits::DEFAULT,
+    )
+    .await;
     assert!(matches!(released, Released::Free), "{released:?}");
-    assert_eq!(other.join().expect("the other session").last().expect("an answer")[0], "done");
+    assert_eq!(
+        other
+            .join()
+            .expect("the other session")
+            .last()
+            .expect("an answer")[0],
+        "done"
+    );
     let next = b.hold(&job).await;
     b.free(&next).await;
 }
@@ -331,13 +491,28 @@ async fn leaving_the_queue_survives_a_deadlock(lab: &Lab) {
         waiters.push((wanted.token.hold_text(), client, wanted));
     }
     waiters.sort_by(|one, other| one.0.cmp(&other.0));
-    let row = |n: usize| format!("dlock_waiters WHERE name = 'dlock:job' AND hold = '{}'", waiters[n].0);
+    let row = |n: usize| {
+        format!(
+            "dlock_waiters WHERE name = 'dlock:job' AND hold = '{}'",
+            waiters[n].0
+        )
+    };
     let other = deadlocking(lab, &row(1), &row(0));
     lab.pass(short() / 2).await;
     let (_, mut first, wanted) = waiters.remove(0);
     let error = first.0.leave_queue(&wanted).await.expect_err("a deadlock");
-    assert!(error.is_transient() && error.message.contains("deadlock"), "{error:?}");
-    assert_eq!(other.join().expect("the other session").last().expect("an answer")[0], "done");
+    assert!(
+        error.is_transient() && error.message.contains("deadlock"),
+        "{error:?}"
+    );
+    assert_eq!(
+        other
+            .join()
+            .expect("the other session")
+            .last()
+            .expect("an answer")[0],
+        "done"
+    );
     first.leave_queue(&wanted).await;
     assert_eq!(a.inspect(&job).await.waiters.len(), 1);
     a.free(&held).await;
@@ -348,8 +523,15 @@ async fn leaving_the_queue_survives_a_deadlock(lab: &Lab) {
 }
 
 async fn login_methods_work_or_are_named(lab: &Lab) {
-    let server = MariaDb::with(mariadb::Options { settings: vec!["--plugin-load-add=auth_ed25519".into()], ..Default::default() });
-    let me = std::process::Command::new("id").arg("-un").output().expect("id, of coreutils").stdout;
+    let server = MariaDb::with(mariadb::Options {
+        settings: vec!["--plugin-load-add=auth_ed25519".into()],
+        ..Default::default()
+    });
+    let me = std::process::Command::new("id")
+        .arg("-un")
+        .output()
+        .expect("id, of coreutils")
+        .stdout;
     let me = String::from_utf8(me).expect("a name").trim().to_owned();
     server.sql(
         "mysql",
@@ -367,11 +549,36 @@ async fn login_methods_work_or_are_named(lab: &Lab) {
     let mut a = client(&with("native")).await;
     let held = a.hold(&key("job")).await;
     let mut local = with(&me);
-    (local.sql.password, local.sql.server) = (None, SqlServer::Unix { path: server.socket(), port: server.port });
-    client(&local).await.refused(&request(&key("job"), LONG)).await;
+    (local.sql.password, local.sql.server) = (
+        None,
+        SqlServer::Unix {
+            path: server.socket(),
+            port: server.port,
+        },
+    );
+    client(&local)
+        .await
+        .refused(&request(&key("job"), LONG))
+        .await;
     a.free(&held).await;
-    let error = backend(with("ed")).try_acquire(&request(&key("job"), LONG)).await.expect_err("an unknown login method");
-    assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
-    assert!(error.message.contains("client_ed25519") && !error.message.contains("sqlx"), "{error:?}");
-    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("ALTER USER")), "{error:?}");
+    let error = backend(with("ed"))
+        .try_acquire(&request(&key("job"), LONG))
+        .await
+        .expect_err("an unknown login method");
+    assert_eq!(
+        (error.kind, error.effect),
+        (ErrorKind::Config, Effect::NotApplied),
+        "{error:?}"
+    );
+    assert!(
+        error.message.contains("client_ed25519") && !error.message.contains("sqlx"),
+        "{error:?}"
+    );
+    assert!(
+        error
+            .hint
+            .as_deref()
+            .is_some_and(|hint| hint.contains("ALTER USER")),
+        "{error:?}"
+    );
 }

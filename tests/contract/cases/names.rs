@@ -82,7 +82,8 @@ async fn odd_keys_are_different_locks(lab: &Lab) {
     let keys: Vec<_> = odd().iter().map(|name| key(name)).collect();
     let mut held = Vec::new();
     for key in &keys {
-        // A session that holds a lock ends after so long without a request, and on a busy machine a minute may not be enough.
+        // A session that holds a lock ends after so long without a request, and on a busy machine a
+        // minute may not be enough.
         let request = request(key, LONG * 10);
         a.take(&request).await;
         held.push(request);
@@ -144,7 +145,10 @@ async fn namespaces_are_apart(lab: &Lab) {
     let mut prints = Vec::new();
     for namespace in namespaces {
         let print = lab.client_in(namespace).await.0.identity().fingerprint;
-        assert_eq!(lab.client_in(namespace).await.0.identity().fingerprint, print);
+        assert_eq!(
+            lab.client_in(namespace).await.0.identity().fingerprint,
+            print
+        );
         prints.push(print);
     }
     prints.sort_unstable();
@@ -154,7 +158,10 @@ async fn namespaces_are_apart(lab: &Lab) {
 
 async fn a_listing_matches_its_prefix_literally(lab: &Lab) {
     let mut a = lab.client().await;
-    for name in ["%", "%a", "_", "_a", "*", "*a", "?x", "[ab]", "a", "ab", "A", "a{b", "\\x", "a%b", "-", "^", "a-b"] {
+    for name in [
+        "%", "%a", "_", "_a", "*", "*a", "?x", "[ab]", "a", "ab", "A", "a{b", "\\x", "a%b", "-",
+        "^", "a-b",
+    ] {
         a.hold(&key(name)).await;
     }
     let expected: [(&str, &[&str]); 14] = [
@@ -187,7 +194,8 @@ async fn a_listing_is_sorted_and_shows_held_locks_only(lab: &Lab) {
     let gone = a.hold(&key("gone")).await;
     a.free(&gone).await;
     a.inspect(&key("asked")).await;
-    a.take(&lab.expiring(&key("over"), crate::lab::short())).await;
+    a.take(&lab.expiring(&key("over"), crate::lab::short()))
+        .await;
     lab.outlast(crate::lab::short()).await;
     assert_eq!(a.keys("").await, ["Z", "a", "b/10", "b/2", "nightly"]);
 }

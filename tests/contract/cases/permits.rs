@@ -33,7 +33,9 @@ pub fn all() -> Vec<Case> {
         a_released_permit_costs_the_same_with_many_waiters,
     ]);
     // Only etcd: ZooKeeper's session is kept alive over another connection while a request is late.
-    all.extend(cases![|kind| kind == Kind::Etcd => a_permit_number_taken_after_the_lease_is_not_granted]);
+    all.extend(
+        cases![|kind| kind == Kind::Etcd => a_permit_number_taken_after_the_lease_is_not_granted],
+    );
     all
 }
 
@@ -42,7 +44,10 @@ const NEVER: Duration = Duration::from_secs(20);
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 
 fn permit(most: u32, of: Request) -> Request {
-    Request { mode: Mode::Permits(most), ..of }
+    Request {
+        mode: Mode::Permits(most),
+        ..of
+    }
 }
 
 /// Takes `count` of `most` permits.
@@ -70,13 +75,30 @@ async fn give_back((mut client, held): (Client, Request)) {
 /// Returns the held numbers, sorted.
 async fn permit_numbers(lab: &Lab, job: &Key) -> Vec<u32> {
     let state = lab.client().await.inspect(job).await;
-    let mut permit_numbers: Vec<_> = state.holders.iter().map(|holder| holder.permit.expect("a number")).collect();
+    let mut permit_numbers: Vec<_> = state
+        .holders
+        .iter()
+        .map(|holder| holder.permit.expect("a number"))
+        .collect();
     permit_numbers.sort_unstable();
     permit_numbers
 }
 
-async fn core_acquire(client: &mut Client, wanted: Request, wait_policy: WaitPolicy) -> Outcome<()> {
-    let taken = lease::acquire(&mut *client.0, &BootClock, wanted, wait_policy, LIMITS, pending::<()>(), |_| {}).await;
+async fn core_acquire(
+    client: &mut Client,
+    wanted: Request,
+    wait_policy: WaitPolicy,
+) -> Outcome<()> {
+    let taken = lease::acquire(
+        &mut *client.0,
+        &BootClock,
+        wanted,
+        wait_policy,
+        LIMITS,
+        pending::<()>(),
+        |_| {},
+    )
+    .await;
     taken.unwrap_or_else(|error| panic!("{error:?}"))
 }
 
@@ -89,10 +111,25 @@ async fn permits_requested_at_once_get_different_numbers(lab: &Lab) {
         }
         let all = clients.iter_mut().map(|client| {
             let waits = matches!(wait_policy, WaitPolicy::For(_));
-            core_acquire(client, permit(6, Request { waiting: waits, ..request(&job, LONG) }), wait_policy)
+            core_acquire(
+                client,
+                permit(
+                    6,
+                    Request {
+                        waiting: waits,
+                        ..request(&job, LONG)
+                    },
+                ),
+                wait_policy,
+            )
         });
         let outcomes = join_all(all).await;
-        assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Granted(_))), "{outcomes:?}");
+        assert!(
+            outcomes
+                .iter()
+                .all(|outcome| matches!(outcome, Outcome::Granted(_))),
+            "{outcomes:?}"
+        );
         assert_eq!(permit_numbers(lab, &job).await, [0, 1, 2, 3, 4, 5]);
     }
 }
@@ -109,7 +146,10 @@ async fn many_waiters_never_hold_one_permit_too_many(lab: &Lab) {
                 // The waiter gives up at any moment, also while it is granted a permit.
                 client.leave_queue(&wanted).await;
                 let release = client.release(&wanted, Scope::Tree).await;
-                assert!(matches!(release, Release::Released | Release::NotHeld), "{release:?}");
+                assert!(
+                    matches!(release, Release::Released | Release::NotHeld),
+                    "{release:?}"
+                );
                 let again = permit(MOST, waiting(&job, LONG));
                 taken = Ok(client.wait_for(&again, NEVER).await);
                 hold_briefly(lab, &inside, taken.expect("a grant").permit).await;
@@ -131,7 +171,10 @@ async fn hold_briefly(lab: &Lab, inside: &std::cell::RefCell<Vec<u32>>, number: 
     let number = number.expect("a number");
     {
         let mut inside = inside.borrow_mut();
-        assert!(!inside.contains(&number) && inside.len() < 3 && number < 3, "{number} next to {inside:?}");
+        assert!(
+            !inside.contains(&number) && inside.len() < 3 && number < 3,
+            "{number} next to {inside:?}"
+        );
         inside.push(number);
     }
     lab.pass(Duration::from_millis(5)).await;
@@ -150,7 +193,11 @@ async fn a_permit_released_during_a_look_is_not_missed(lab: &Lab) {
         };
         let began = Instant::now();
         let (grant, ()) = tokio::join!(client.wait_for(&wanted, NEVER), free);
-        assert!(began.elapsed() < soon() && grant.permit < Some(2), "step {step}: {:?} {grant:?}", began.elapsed());
+        assert!(
+            began.elapsed() < soon() && grant.permit < Some(2),
+            "step {step}: {:?} {grant:?}",
+            began.elapsed()
+        );
         holders.push((client, wanted));
         assert_eq!(permit_numbers(lab, &job).await, [0, 1]);
     }
@@ -172,10 +219,23 @@ async fn a_smaller_permit_count_waits_for_enough_releases(lab: &Lab) {
     };
     let (grant, freed) = tokio::join!(client.wait_for(&wanted, NEVER), free);
     assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
-    assert_eq!((grant.permit, permit_numbers(lab, &job).await), (Some(0), vec![0, 3]));
-    lab.client().await.refused(&permit(2, request(&job, LONG))).await;
+    assert_eq!(
+        (grant.permit, permit_numbers(lab, &job).await),
+        (Some(0), vec![0, 3])
+    );
+    lab.client()
+        .await
+        .refused(&permit(2, request(&job, LONG)))
+        .await;
     give_back(last).await;
-    assert_eq!(lab.client().await.take(&permit(2, request(&job, LONG))).await.permit, Some(1));
+    assert_eq!(
+        lab.client()
+            .await
+            .take(&permit(2, request(&job, LONG)))
+            .await
+            .permit,
+        Some(1)
+    );
 }
 
 async fn a_waiter_for_a_larger_permit_count_is_woken_by_its_own_room(lab: &Lab) {
@@ -190,7 +250,11 @@ async fn a_waiter_for_a_larger_permit_count_is_woken_by_its_own_room(lab: &Lab) 
     };
     // There is room for the waiter with the larger count, and none for the other one.
     let (grant, freed) = tokio::join!(more.wait_for(&wants_more, NEVER), free(holders.remove(0)));
-    assert!(freed.elapsed() < soon() && grant.permit == Some(0), "{:?} {grant:?}", freed.elapsed());
+    assert!(
+        freed.elapsed() < soon() && grant.permit == Some(0),
+        "{:?} {grant:?}",
+        freed.elapsed()
+    );
     few.refused(&wants_few).await;
     let free_all = async {
         give_back((more, wants_more)).await;
@@ -199,7 +263,11 @@ async fn a_waiter_for_a_larger_permit_count_is_woken_by_its_own_room(lab: &Lab) 
         free(holders.remove(0)).await
     };
     let (grant, freed) = tokio::join!(few.wait_for(&wants_few, NEVER), free_all);
-    assert!(freed.elapsed() < soon() && grant.permit == Some(0), "{:?} {grant:?}", freed.elapsed());
+    assert!(
+        freed.elapsed() < soon() && grant.permit == Some(0),
+        "{:?} {grant:?}",
+        freed.elapsed()
+    );
 }
 
 async fn few_waits(lab: &Lab, job: &Key) {
@@ -212,13 +280,25 @@ async fn a_dead_waiter_for_permits_is_passed(lab: &Lab) {
     let mut holders = hold_permits(lab, &job, 2, 2).await;
     {
         let mut dying = lab.client().await;
-        dying.refused(&permit(2, Request { ttl: ttl(short()), ..waiting(&job, LONG) })).await;
+        dying
+            .refused(&permit(
+                2,
+                Request {
+                    ttl: ttl(short()),
+                    ..waiting(&job, LONG)
+                },
+            ))
+            .await;
     }
     let (mut client, wanted) = queue(lab, &job, 2).await;
     let began = Instant::now();
     give_back(holders.remove(0)).await;
     client.wait_for(&wanted, NEVER).await;
-    assert!(began.elapsed() < short() + lab.kind.late() + soon(), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < short() + lab.kind.late() + soon(),
+        "{:?}",
+        began.elapsed()
+    );
     // Then a waiter that leaves by itself, and another one behind it.
     let (mut leaving, unwanted) = queue(lab, &job, 2).await;
     let (mut last, wanted) = queue(lab, &job, 2).await;
@@ -236,7 +316,13 @@ async fn waiters_behind_another_kind_continue_when_that_one_leaves(lab: &Lab) {
     let job = key("job");
     for other in [Mode::Exclusive, Mode::Shared] {
         let mut holders = hold_permits(lab, &job, 1, 2).await;
-        let (mut middle, wanted) = (lab.client().await, Request { mode: other, ..waiting(&job, LONG) });
+        let (mut middle, wanted) = (
+            lab.client().await,
+            Request {
+                mode: other,
+                ..waiting(&job, LONG)
+            },
+        );
         middle.refused(&wanted).await;
         // There are free permits, but not for waiters behind another kind.
         let mut behind = Vec::new();
@@ -244,17 +330,30 @@ async fn waiters_behind_another_kind_continue_when_that_one_leaves(lab: &Lab) {
             behind.push(queue(lab, &job, 2).await);
         }
         let state = lab.client().await.inspect(&job).await;
-        assert_eq!((state.holders.len(), state.waiters.len()), (1, 4), "{state:?}");
+        assert_eq!(
+            (state.holders.len(), state.waiters.len()),
+            (1, 4),
+            "{state:?}"
+        );
         give_back(holders.remove(0)).await;
         middle.wait_for(&wanted, NEVER).await;
-        lab.client().await.refused(&permit(9, request(&job, LONG))).await;
+        lab.client()
+            .await
+            .refused(&permit(9, request(&job, LONG)))
+            .await;
         let free = async {
             lab.pass(SLACK).await;
             middle.free(&wanted).await;
             Instant::now()
         };
-        let [first, second, _] = &mut behind[..] else { panic!("three") };
-        let (one, two, freed) = tokio::join!(first.0.wait_for(&first.1, NEVER), second.0.wait_for(&second.1, NEVER), free);
+        let [first, second, _] = &mut behind[..] else {
+            panic!("three")
+        };
+        let (one, two, freed) = tokio::join!(
+            first.0.wait_for(&first.1, NEVER),
+            second.0.wait_for(&second.1, NEVER),
+            free
+        );
         assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
         assert_eq!((one.permit, two.permit), (Some(0), Some(1)));
         for (mut client, request) in behind {
@@ -267,10 +366,21 @@ async fn waiters_behind_another_kind_continue_when_that_one_leaves(lab: &Lab) {
 /// Deletes a permit number, as an administrator might.
 async fn delete_number(lab: &Lab, job: &str, number: u32) {
     if lab.kind.is_zookeeper() {
-        let path = format!("{}/dlock.meta/{job}/permit-{number}", lab.zookeeper().chroot);
-        lab.zookeeper().admin().await.delete(&path, None).await.expect("its node");
+        let path = format!(
+            "{}/dlock.meta/{job}/permit-{number}",
+            lab.zookeeper().chroot
+        );
+        lab.zookeeper()
+            .admin()
+            .await
+            .delete(&path, None)
+            .await
+            .expect("its node");
     } else {
-        let name = format!("{}.meta/%last/{job}/permit/{number}", lab.etcd().namespace("dlock"));
+        let name = format!(
+            "{}.meta/%last/{job}/permit/{number}",
+            lab.etcd().namespace("dlock")
+        );
         assert_eq!(lab.etcd().etcd().ctl(&["del", &name]).trim(), "1");
     }
 }
@@ -297,7 +407,11 @@ async fn a_deleted_permit_number_ends_its_hold(lab: &Lab) {
 
 /// Returns text of the request that takes the first number, which no earlier request contains.
 fn number_mark(lab: &Lab) -> &'static str {
-    if lab.kind.is_zookeeper() { "/permit-0" } else { "permit/0" }
+    if lab.kind.is_zookeeper() {
+        "/permit-0"
+    } else {
+        "permit/0"
+    }
 }
 
 async fn a_permit_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
@@ -310,22 +424,51 @@ async fn a_permit_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
             let warm = permit(2, request(&key("warm"), LONG));
             a.take(&warm).await;
             a.free(&warm).await;
-            let holders = if waits { hold_permits(lab, &job, 2, 2).await } else { Vec::new() };
+            let holders = if waits {
+                hold_permits(lab, &job, 2, 2).await
+            } else {
+                Vec::new()
+            };
             proxy.trap(number_mark(lab), fault);
-            let wait_policy = if waits { WaitPolicy::For(LONG) } else { WaitPolicy::Try };
+            let wait_policy = if waits {
+                WaitPolicy::For(LONG)
+            } else {
+                WaitPolicy::Try
+            };
             let free = async {
                 lab.pass(SLACK).await;
                 for holder in holders {
                     give_back(holder).await;
                 }
             };
-            let wanted = permit(2, Request { waiting: waits, ..request(&job, LONG) });
+            let wanted = permit(
+                2,
+                Request {
+                    waiting: waits,
+                    ..request(&job, LONG)
+                },
+            );
             let (outcome, ()) = tokio::join!(core_acquire(&mut a, wanted, wait_policy), free);
-            let Outcome::Granted(lease) = outcome else { panic!("{fault:?} {waits}: {outcome:?}") };
-            assert_eq!((proxy.sprung(), lease.holds, permit_numbers(lab, &job).await), (1, 1, vec![0]), "{fault:?} {waits}");
+            let Outcome::Granted(lease) = outcome else {
+                panic!("{fault:?} {waits}: {outcome:?}")
+            };
+            assert_eq!(
+                (proxy.sprung(), lease.holds, permit_numbers(lab, &job).await),
+                (1, 1, vec![0]),
+                "{fault:?} {waits}"
+            );
             let state = a.inspect(&job).await;
-            assert_eq!((state.holders[0].fence, state.waiters.len()), (Some(lease.fence), 0), "{state:?}");
-            assert_eq!(a.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
+            assert_eq!(
+                (state.holders[0].fence, state.waiters.len()),
+                (Some(lease.fence), 0),
+                "{state:?}"
+            );
+            assert_eq!(
+                a.0.release(&job, &lease.token, &Scope::Tree.into())
+                    .await
+                    .expect("release"),
+                Release::Released
+            );
             lab.client().await.hold(&job).await;
         }
     }
@@ -336,7 +479,13 @@ async fn a_permit_number_taken_after_the_lease_is_not_granted(lab: &Lab) {
     let mut holders = hold_permits(lab, &job, 1, 1).await;
     let proxy = Proxy::to(lab.server().port());
     let mut a = Client(lab.server().through(proxy.port).await);
-    let wanted = permit(1, Request { ttl: ttl(short()), ..waiting(&job, LONG) });
+    let wanted = permit(
+        1,
+        Request {
+            ttl: ttl(short()),
+            ..waiting(&job, LONG)
+        },
+    );
     a.refused(&wanted).await;
     let (mut b, next) = queue(lab, &job, 1).await;
     // The lease is over when the request for the number arrives.
@@ -350,7 +499,11 @@ async fn a_permit_number_taken_after_the_lease_is_not_granted(lab: &Lab) {
     assert_eq!((proxy.sprung(), grant.permit), (1, Some(0)));
     lab.pass(short()).await;
     let state = lab.client().await.inspect(&job).await;
-    assert_eq!((state.holders.len(), state.holders[0].fence), (1, Some(grant.fence)), "{state:?}");
+    assert_eq!(
+        (state.holders.len(), state.holders[0].fence),
+        (1, Some(grant.fence)),
+        "{state:?}"
+    );
     b.renewed(&next, None).await;
 }
 
@@ -359,7 +512,13 @@ async fn a_lost_position_takes_no_permit_number(lab: &Lab) {
     let mut holders = hold_permits(lab, &job, 1, 1).await;
     let mut proxy = Proxy::to(lab.server().port());
     let mut a = Client(lab.server().through(proxy.port).await);
-    let wanted = permit(1, Request { ttl: ttl(short()), ..waiting(&job, LONG) });
+    let wanted = permit(
+        1,
+        Request {
+            ttl: ttl(short()),
+            ..waiting(&job, LONG)
+        },
+    );
     a.refused(&wanted).await;
     let (mut b, next) = queue(lab, &job, 1).await;
     proxy.set(Line::BlackHole);
@@ -385,9 +544,16 @@ async fn a_lost_position_takes_no_permit_number(lab: &Lab) {
 /// Returns the number of requests that the server got.
 fn requests_served(lab: &Lab) -> f64 {
     let count: u64 = if lab.kind.is_zookeeper() {
-        lab.zookeeper().servers().nodes[0].counted("zk_packets_received").unwrap_or_default()
+        lab.zookeeper().servers().nodes[0]
+            .counted("zk_packets_received")
+            .unwrap_or_default()
     } else {
-        lab.etcd().etcd().calls().iter().map(|(_, calls)| calls).sum()
+        lab.etcd()
+            .etcd()
+            .calls()
+            .iter()
+            .map(|(_, calls)| calls)
+            .sum()
     };
     u32::try_from(count).expect("a case's").into()
 }
@@ -420,7 +586,10 @@ async fn a_released_permit_costs_the_same_with_many_waiters(lab: &Lab) {
                     woken += 1;
                     client.refused(wanted).await;
                     // The waiter watches from now on.
-                    assert_eq!(client.wait(wanted, Duration::from_millis(1)).await, Wake::TimedOut);
+                    assert_eq!(
+                        client.wait(wanted, Duration::from_millis(1)).await,
+                        Wake::TimedOut
+                    );
                 }
             }
             assert!(woken <= 1, "{woken} of {count} are woken");
@@ -430,7 +599,10 @@ async fn a_released_permit_costs_the_same_with_many_waiters(lab: &Lab) {
         let idle = began.elapsed().as_secs_f64() / 1.5 * each * f64::from(count);
         costs.push((requests_served(lab) - before - idle) / f64::from(HAND_OVERS));
     }
-    crate::support::say(&format!("{:?}: requests for each released permit, with 20 and with 100 waiters: {costs:?}", lab.kind));
+    crate::support::say(&format!(
+        "{:?}: requests for each released permit, with 20 and with 100 waiters: {costs:?}",
+        lab.kind
+    ));
     // One notification to each of the 80 additional waiters would already cost 80 more.
     assert!(costs[1] < costs[0] + 30.0, "{costs:?}");
 }

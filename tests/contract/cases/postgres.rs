@@ -29,9 +29,11 @@ pub fn all() -> Vec<Case> {
         an_undone_acquire_is_not_granted_later,
         odd_metadata_comes_back_unchanged,
     ];
-    all.extend(cases![|kind| kind.is_postgres() && kind.held_by_session() =>
-        a_wait_is_given_up_even_if_the_cancel_arrives_late,
-    ]);
+    all.extend(
+        cases![|kind| kind.is_postgres() && kind.held_by_session() =>
+            a_wait_is_given_up_even_if_the_cancel_arrives_late,
+        ],
+    );
     all.extend(cases![|kind| kind == Kind::PostgresAdvisory => other_clients_can_take_the_same_advisory_lock]);
     all.extend(cases![Kind::is_postgres =>
         vanished_waiters_leave_no_blocked_session,
@@ -44,8 +46,14 @@ async fn a_row_locked_by_another_session_gives_no_answer(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    let blocker = lab.postgres().keep("BEGIN; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
-    let renewal = tokio::time::timeout(Duration::from_millis(300), a.0.renew(&job, &held.token, None.into())).await;
+    let blocker = lab
+        .postgres()
+        .keep("BEGIN; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
+    let renewal = tokio::time::timeout(
+        Duration::from_millis(300),
+        a.0.renew(&job, &held.token, None.into()),
+    )
+    .await;
     assert!(renewal.is_err(), "{renewal:?}");
     drop(blocker);
     a.renewed(&held, None).await;
@@ -53,12 +61,25 @@ async fn a_row_locked_by_another_session_gives_no_answer(lab: &Lab) {
 }
 
 async fn a_read_only_server_is_a_configuration_error(lab: &Lab) {
-    lab.postgres().sql(&format!("ALTER DATABASE {} SET default_transaction_read_only = on", lab.postgres().database));
+    lab.postgres().sql(&format!(
+        "ALTER DATABASE {} SET default_transaction_read_only = on",
+        lab.postgres().database
+    ));
     let mut a = lab.client().await;
-    let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("read only");
-    assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
+    let error =
+        a.0.try_acquire(&request(&key("job"), LONG))
+            .await
+            .expect_err("read only");
+    assert_eq!(
+        (error.kind, error.effect),
+        (ErrorKind::Config, Effect::NotApplied),
+        "{error:?}"
+    );
     assert!(error.message.contains("standby"), "{error}");
-    assert!(a.0.inspect(&key("job")).await.is_ok(), "an inspection writes nothing");
+    assert!(
+        a.0.inspect(&key("job")).await.is_ok(),
+        "an inspection writes nothing"
+    );
 }
 
 async fn an_uncontended_acquire_is_one_round_trip_on_postgres(lab: &Lab) {
@@ -81,7 +102,9 @@ async fn an_undone_acquire_is_not_granted_later(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     a.free(&held).await;
-    let blocker = lab.postgres().keep("BEGIN; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
+    let blocker = lab
+        .postgres()
+        .keep("BEGIN; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
     let wanted = request(&job, LONG);
     let attempt = tokio::time::timeout(SLACK, a.0.try_acquire(&wanted)).await;
     assert!(attempt.is_err(), "{attempt:?}");
@@ -93,7 +116,10 @@ async fn an_undone_acquire_is_not_granted_later(lab: &Lab) {
 async fn odd_metadata_comes_back_unchanged(lab: &Lab) {
     let mut a = lab.client().await;
     let odd = "it's \\ $1 $$; -- \u{e9}\u{1f512} \"x\" E'\\x41' \t{table}";
-    let held = Request { metadata: Some(crate::lab::runner(odd)), ..request(&key("job"), LONG) };
+    let held = Request {
+        metadata: Some(crate::lab::runner(odd)),
+        ..request(&key("job"), LONG)
+    };
     a.take(&held).await;
     let holder = a.inspect(&held.key).await.holders.remove(0);
     assert_eq!(holder.metadata, held.metadata);
@@ -113,7 +139,9 @@ async fn a_wait_is_given_up_even_if_the_cancel_arrives_late(lab: &Lab) {
     proxy.trap("lock_timeout", support::proxy::Fault::Late(SLACK));
     let wait = tokio::time::timeout(SLACK / 2, b.0.wait(&wanted, LONG)).await;
     assert!(wait.is_err(), "{wait:?}");
-    tokio::time::timeout(soon(), b.leave_queue(&wanted)).await.expect("the wait is given up");
+    tokio::time::timeout(soon(), b.leave_queue(&wanted))
+        .await
+        .expect("the wait is given up");
     let blocked = lab.postgres().sql(BLOCKED);
     assert!(blocked.is_empty(), "{blocked:?}");
     a.free(&held).await;
@@ -137,10 +165,16 @@ async fn vanished_waiters_leave_no_blocked_session(lab: &Lab) {
         waiters.push(b);
     }
     drop(waiters);
-    assert!(!lab.postgres().sql(BLOCKED).is_empty(), "no session is blocked");
+    assert!(
+        !lab.postgres().sql(BLOCKED).is_empty(),
+        "no session is blocked"
+    );
     let began = Instant::now();
     while !lab.postgres().sql(BLOCKED).is_empty() {
-        assert!(began.elapsed() < soon() * 2, "the server did not notice that the waiter is gone");
+        assert!(
+            began.elapsed() < soon() * 2,
+            "the server did not notice that the waiter is gone"
+        );
         lab.pass(Duration::from_millis(20)).await;
     }
     a.free(&held).await;
@@ -152,18 +186,37 @@ async fn other_clients_can_take_the_same_advisory_lock(lab: &Lab) {
     let theirs = "SELECT pg_try_advisory_lock(hashtextextended('dlock:job', 0))";
     assert_eq!(lab.postgres().sql(theirs)[0][0].as_deref(), Some("f"));
     a.free(&held).await;
-    let keeps = lab.postgres().keep("SELECT pg_advisory_lock(hashtextextended('dlock:job', 0))");
+    let keeps = lab
+        .postgres()
+        .keep("SELECT pg_advisory_lock(hashtextextended('dlock:job', 0))");
     let busy = a.refused(&request(&key("job"), LONG)).await;
-    assert!(busy.holders[0].foreign && busy.holders[0].fence.is_none(), "{busy:?}");
+    assert!(
+        busy.holders[0].foreign && busy.holders[0].fence.is_none(),
+        "{busy:?}"
+    );
     drop(keeps);
-    for (key_of, sql) in [(AdvisoryKey::One(-7), "-7"), (AdvisoryKey::Two(7, -8), "7, -8")] {
+    for (key_of, sql) in [
+        (AdvisoryKey::One(-7), "-7"),
+        (AdvisoryKey::Two(7, -8), "7, -8"),
+    ] {
         let mut options = lab.postgres().options("dlock");
         options.advisory_key = Some(key_of);
         let mut b = Client(backend(options));
-        let held = Request { metadata: Some(crate::lab::runner("web1")), ..request(&key("job"), LONG) };
+        let held = Request {
+            metadata: Some(crate::lab::runner("web1")),
+            ..request(&key("job"), LONG)
+        };
         b.take(&held).await;
-        assert_eq!(lab.postgres().sql(&format!("SELECT pg_try_advisory_lock({sql})"))[0][0].as_deref(), Some("f"));
-        assert_eq!(b.inspect(&key("job")).await.holders[0].metadata, Some(crate::lab::runner("web1")));
+        assert_eq!(
+            lab.postgres()
+                .sql(&format!("SELECT pg_try_advisory_lock({sql})"))[0][0]
+                .as_deref(),
+            Some("f")
+        );
+        assert_eq!(
+            b.inspect(&key("job")).await.holders[0].metadata,
+            Some(crate::lab::runner("web1"))
+        );
         b.free(&held).await;
     }
     assert_eq!(lab.postgres().options("dlock").sql.mode, SqlMode::Advisory);
@@ -186,7 +239,8 @@ impl Stepped {
             return None;
         }
         let folder = support::folder();
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("the folder's mode");
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755))
+            .expect("the folder's mode");
         let offset = folder.path().join("offset");
         std::fs::write(&offset, "+0").expect("offset");
         let environment = vec![
@@ -195,11 +249,22 @@ impl Stepped {
             ("FAKETIME_NO_CACHE", "1".to_owned()),
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
         ];
-        let server = postgres::Postgres::with(postgres::Options { environment, ..Default::default() });
+        let server = postgres::Postgres::with(postgres::Options {
+            environment,
+            ..Default::default()
+        });
         let mut options = lab.postgres().options("dlock");
-        options.sql.server = SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port };
+        options.sql.server = SqlServer::Tcp {
+            host: "127.0.0.1".into(),
+            port: server.port,
+        };
         options.sql.database = Some("postgres".into());
-        Some(Self { _server: server, offset, _folder: folder, options })
+        Some(Self {
+            _server: server,
+            offset,
+            _folder: folder,
+            options,
+        })
     }
 
     fn step(&self, offset: &str) {
@@ -215,7 +280,9 @@ impl Stepped {
 
 /// A free lock must not look held until the clock has caught up, to ShedLock neither.
 async fn a_released_lock_is_free_whatever_the_clock(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "a_released_lock_is_free_whatever_the_clock") else { return };
+    let Some(stepped) = Stepped::start(lab, "a_released_lock_is_free_whatever_the_clock") else {
+        return;
+    };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let (job, tree) = (key("job"), key("tree"));
     let held = a.hold(&job).await;
@@ -231,7 +298,9 @@ async fn a_released_lock_is_free_whatever_the_clock(lab: &Lab) {
 }
 
 async fn a_clock_that_is_set_back_repeats_no_fence(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "a_clock_that_is_set_back_repeats_no_fence") else { return };
+    let Some(stepped) = Stepped::start(lab, "a_clock_that_is_set_back_repeats_no_fence") else {
+        return;
+    };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let job = key("job");
     let held = request(&job, LONG);
@@ -248,7 +317,12 @@ async fn a_clock_that_is_set_back_repeats_no_fence(lab: &Lab) {
 }
 
 async fn a_clock_that_is_set_forward_ends_leases_and_is_reported(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "a_clock_that_is_set_forward_ends_leases_and_is_reported") else { return };
+    let Some(stepped) = Stepped::start(
+        lab,
+        "a_clock_that_is_set_forward_ends_leases_and_is_reported",
+    ) else {
+        return;
+    };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let job = key("job");
     let held = request(&job, LONG);
@@ -261,7 +335,8 @@ async fn a_clock_that_is_set_forward_ends_leases_and_is_reported(lab: &Lab) {
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
 }
 
-/// Starts pgbouncer in transaction mode, and returns it with its port; `None` where pgbouncer isn't installed.
+/// Starts pgbouncer in transaction mode, and returns it with its port; `None` where pgbouncer isn't
+/// installed.
 pub fn start_pooler(lab: &Lab) -> Option<((support::process::Process, tempfile::TempDir), u16)> {
     let program = support::find_program("pgbouncer")?;
     let folder = support::folder();
@@ -276,9 +351,14 @@ pub fn start_pooler(lab: &Lab) -> Option<((support::process::Process, tempfile::
     std::fs::write(&file, settings).expect("settings");
     postgres::give(folder.path());
     let mut command = postgres::as_user(&program);
-    command.arg(&file).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    command
+        .arg(&file)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null());
     let pooler = support::process::Process::start(command);
-    support::must("pgbouncer listens", Duration::from_secs(5), || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    support::must("pgbouncer listens", Duration::from_secs(5), || {
+        std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
     Some(((pooler, folder), port))
 }
 
@@ -288,24 +368,55 @@ async fn a_pooler_is_noticed(lab: &Lab) {
     };
     let through = || {
         let mut options = lab.postgres().options("dlock");
-        options.sql.server = SqlServer::Tcp { host: "127.0.0.1".into(), port };
+        options.sql.server = SqlServer::Tcp {
+            host: "127.0.0.1".into(),
+            port,
+        };
         Client(backend(options))
     };
     let (mut a, mut b) = (through(), through());
     let job = key("job");
     if lab.kind.held_by_session() {
-        let error = a.0.try_acquire(&request(&job, LONG)).await.expect_err("the lock would end with the transaction");
-        assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
+        let error =
+            a.0.try_acquire(&request(&job, LONG))
+                .await
+                .expect_err("the lock would end with the transaction");
+        assert_eq!(
+            (error.kind, error.effect),
+            (ErrorKind::Config, Effect::NotApplied),
+            "{error:?}"
+        );
         assert!(lab.client().await.inspect(&job).await.holders.is_empty());
         return;
     }
     let plain = waiting(&job, LONG);
-    for wanted in [plain.clone(), Request { mode: dlock::lock::Mode::Shared, ..plain.clone() }, Request { fair: true, ..plain }] {
-        let wanted = Request { token: dlock::lock::Token::random(), ..wanted };
+    for wanted in [
+        plain.clone(),
+        Request {
+            mode: dlock::lock::Mode::Shared,
+            ..plain.clone()
+        },
+        Request {
+            fair: true,
+            ..plain
+        },
+    ] {
+        let wanted = Request {
+            token: dlock::lock::Token::random(),
+            ..wanted
+        };
         let held = a.hold(&job).await;
         a.renewed(&held, None).await;
         let never = std::future::pending::<()>();
-        let next = lease::acquire(&mut *b.0, &BootClock, wanted.clone(), WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
+        let next = lease::acquire(
+            &mut *b.0,
+            &BootClock,
+            wanted.clone(),
+            WaitPolicy::For(LONG),
+            Limits::DEFAULT,
+            never,
+            |_| {},
+        );
         let release = async {
             lab.pass(Duration::from_millis(400)).await;
             a.free(&held).await;
@@ -316,7 +427,15 @@ async fn a_pooler_is_noticed(lab: &Lab) {
         assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
         b.free(&wanted).await;
     }
-    assert!(b.0.notices().iter().any(|notice| notice.text.contains("pooler")), "the pooler was not reported");
+    assert!(
+        b.0.notices()
+            .iter()
+            .any(|notice| notice.text.contains("pooler")),
+        "the pooler was not reported"
+    );
     let locks = lab.postgres().sql("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())");
-    assert!(locks.is_empty(), "an advisory lock was left in a session of the pool");
+    assert!(
+        locks.is_empty(),
+        "an advisory lock was left in a session of the pool"
+    );
 }

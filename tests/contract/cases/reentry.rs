@@ -62,19 +62,37 @@ async fn entering_twice_counts_once(lab: &Lab) {
 async fn entering_a_lock_that_is_not_held_fails(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let never = Request { entry: dlock::lock::Entry::Reenter, ..request(&job, LONG) };
-    assert!(matches!(b.attempt(&never).await, Attempt::NotHeld), "a lock that is free");
+    let never = Request {
+        entry: dlock::lock::Entry::Reenter,
+        ..request(&job, LONG)
+    };
+    assert!(
+        matches!(b.attempt(&never).await, Attempt::NotHeld),
+        "a lock that is free"
+    );
     let outer = a.hold(&job).await;
-    assert!(matches!(b.attempt(&never).await, Attempt::NotHeld), "a lock that another owner has");
+    assert!(
+        matches!(b.attempt(&never).await, Attempt::NotHeld),
+        "a lock that another owner has"
+    );
     a.free(&outer).await;
-    assert!(matches!(b.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that was released");
+    assert!(
+        matches!(b.attempt(&nested(&outer)).await, Attempt::NotHeld),
+        "a lock that was released"
+    );
     let heir = b.hold(&job).await;
-    assert!(matches!(a.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that passed to another owner");
+    assert!(
+        matches!(a.attempt(&nested(&outer)).await, Attempt::NotHeld),
+        "a lock that passed to another owner"
+    );
     b.renewed(&heir, None).await;
     let brief = lab.expiring(&key("other"), short());
     a.take(&brief).await;
     lab.outlast(short()).await;
-    assert!(matches!(b.attempt(&nested(&brief)).await, Attempt::NotHeld), "a lock that expired");
+    assert!(
+        matches!(b.attempt(&nested(&brief)).await, Attempt::NotHeld),
+        "a lock that expired"
+    );
     assert!(b.inspect(&key("other")).await.holders.is_empty());
 }
 
@@ -83,7 +101,11 @@ async fn entering_does_not_shorten(lab: &Lab) {
     let job = key("job");
     let outer = lab.expiring(&job, LONG);
     a.take(&outer).await;
-    b.take(&Request { ttl: crate::lab::ttl(short()), ..nested(&outer) }).await;
+    b.take(&Request {
+        ttl: crate::lab::ttl(short()),
+        ..nested(&outer)
+    })
+    .await;
     assert!(a.left(&job).await > LONG / 2);
     // Entering does not shorten the outer hold's next renewal either.
     a.renewed(&outer, None).await;
@@ -95,7 +117,10 @@ async fn a_nested_hold_ends_by_itself(lab: &Lab) {
     let job = key("job");
     let outer = lab.expiring(&job, LONG);
     a.take(&outer).await;
-    let inner = Request { ttl: crate::lab::ttl(short()), ..nested(&outer) };
+    let inner = Request {
+        ttl: crate::lab::ttl(short()),
+        ..nested(&outer)
+    };
     assert_eq!(b.take(&inner).await.holds, 2);
     lab.outlast(short()).await;
     assert_eq!(a.inspect(&job).await.holders[0].holds, 1);
@@ -109,7 +134,10 @@ async fn a_nested_renewal_does_not_shorten_the_lock(lab: &Lab) {
     let job = key("job");
     let outer = lab.expiring(&job, LONG);
     a.take(&outer).await;
-    let inner = Request { ttl: crate::lab::ttl(short()), ..nested(&outer) };
+    let inner = Request {
+        ttl: crate::lab::ttl(short()),
+        ..nested(&outer)
+    };
     b.take(&inner).await;
     lab.pass(SLACK).await;
     b.renewed(&inner, None).await;
@@ -137,7 +165,8 @@ async fn releasing_the_tree_drops_the_nested_holds(lab: &Lab) {
     let inner = nested(&outer);
     b.take(&inner).await;
     if lab.kind.bound_to_processes() {
-        // Here a living process keeps its hold, so the nested process ends before the tree is released.
+        // Here a living process keeps its hold, so the nested process ends before the tree is
+        // released.
         b = lab.client().await;
     }
     assert_eq!(a.release(&outer, Scope::Tree).await, Release::Released);
@@ -190,9 +219,16 @@ const OFFSETS: [u64; 12] = [0, 100, 200, 300, 400, 500, 700, 900, 1200, 1500, 20
 /// Releases, and repeats the request on a conflict, as the core does.
 async fn release_retrying(client: &mut Client, held: &Request) -> Release {
     loop {
-        match client.0.release(&held.key, &held.token, &Scope::Hold.into()).await {
+        match client
+            .0
+            .release(&held.key, &held.token, &Scope::Hold.into())
+            .await
+        {
             Ok(answer) => return answer,
-            Err(error) => assert!(error.is_transient() && error.effect == Effect::NotApplied, "{error:?}"),
+            Err(error) => assert!(
+                error.is_transient() && error.effect == Effect::NotApplied,
+                "{error:?}"
+            ),
         }
     }
 }
@@ -207,16 +243,24 @@ async fn enter_retrying(client: &mut Client, inner: &Request) -> Attempt {
     }
 }
 
-/// A leftover of the outer command (`--leftover leave`) may enter while the hold is released: it either keeps the lock,
-/// or finds the lock released.
+/// A leftover of the outer command (`--leftover leave`) may enter while the hold is released: it
+/// either keeps the lock, or finds the lock released.
 async fn a_hold_is_not_entered_while_the_lock_is_freed(lab: &Lab) {
     let (mut a, mut b, mut other) = (lab.client().await, lab.client().await, lab.client().await);
-    for (offset, entry_first) in OFFSETS.into_iter().map(Duration::from_micros).flat_map(|offset| [(offset, true), (offset, false)]) {
+    for (offset, entry_first) in OFFSETS
+        .into_iter()
+        .map(Duration::from_micros)
+        .flat_map(|offset| [(offset, true), (offset, false)])
+    {
         let job = key(&format!("job-{offset:?}-{entry_first}"));
         let outer = lab.expiring(&job, LONG);
         a.take(&outer).await;
         let inner = nested(&outer);
-        let (before_entry, before_release) = if entry_first { (Duration::ZERO, offset) } else { (offset, Duration::ZERO) };
+        let (before_entry, before_release) = if entry_first {
+            (Duration::ZERO, offset)
+        } else {
+            (offset, Duration::ZERO)
+        };
         let entry = async {
             lab.pass(before_entry).await;
             enter_retrying(&mut b, &inner).await
@@ -228,12 +272,18 @@ async fn a_hold_is_not_entered_while_the_lock_is_freed(lab: &Lab) {
         let (entered, left) = tokio::join!(entry, release);
         match entered {
             Attempt::Granted(_) => {
-                assert_eq!(left, Release::StillHeld(1), "{job}: a nested hold had entered");
+                assert_eq!(
+                    left,
+                    Release::StillHeld(1),
+                    "{job}: a nested hold had entered"
+                );
                 b.renewed(&inner, None).await;
                 other.refused(&request(&job, LONG)).await;
                 b.free(&inner).await;
             }
-            Attempt::NotHeld => assert_eq!(left, Release::Released, "{job}: no nested hold had entered"),
+            Attempt::NotHeld => {
+                assert_eq!(left, Release::Released, "{job}: no nested hold had entered");
+            }
             other => panic!("{job}: {other:?}"),
         }
         other.hold(&job).await;
@@ -254,7 +304,10 @@ async fn one_of_two_simultaneous_releases_frees_the_lock(lab: &Lab) {
         };
         let answers = tokio::join!(release_retrying(&mut a, &outer), later);
         let both = [Release::Released, Release::StillHeld(1)];
-        assert!(answers.0 != answers.1 && both.contains(&answers.0) && both.contains(&answers.1), "{job}: {answers:?}");
+        assert!(
+            answers.0 != answers.1 && both.contains(&answers.0) && both.contains(&answers.1),
+            "{job}: {answers:?}"
+        );
         other.hold(&job).await;
     }
 }
@@ -271,7 +324,10 @@ async fn a_dropped_entry_does_not_keep_the_lock(lab: &Lab) {
         let left = release_retrying(&mut a, &outer).await;
         let undone = release_retrying(&mut b, &inner).await;
         assert!(
-            matches!((left, undone), (Release::StillHeld(1), Release::Released) | (Release::Released, Release::NotHeld)),
+            matches!(
+                (left, undone),
+                (Release::StillHeld(1), Release::Released) | (Release::Released, Release::NotHeld)
+            ),
             "{job}: {left:?}, {undone:?}"
         );
         other.hold(&job).await;

@@ -46,7 +46,11 @@ async fn a_held_lock_is_reported_completely(lab: &Lab) {
             continue;
         }
         let job = key(name);
-        let held = Request { detached, metadata: Some(runner("web3")), ..request(&job, LONG) };
+        let held = Request {
+            detached,
+            metadata: Some(runner("web3")),
+            ..request(&job, LONG)
+        };
         let grant = a.take(&held).await;
         lab.pass(Duration::from_millis(300)).await;
         a.renewed(&held, None).await;
@@ -61,13 +65,25 @@ async fn a_held_lock_is_reported_completely(lab: &Lab) {
             assert_eq!(holder.holds, 1);
             let renewed = holder.renewed_ago.expect("known");
             assert!(renewed < stretched(Duration::from_secs(2)), "{renewed:?}");
-            assert_eq!(holder.held_for.is_some(), lab.kind.has_clock(), "an unknown value is reported as unknown");
+            assert_eq!(
+                holder.held_for.is_some(),
+                lab.kind.has_clock(),
+                "an unknown value is reported as unknown"
+            );
             if let Some(held_for) = holder.held_for {
-                assert!(held_for >= Duration::from_millis(300) && held_for < stretched(Duration::from_secs(3)), "{held_for:?}");
+                assert!(
+                    held_for >= Duration::from_millis(300)
+                        && held_for < stretched(Duration::from_secs(3)),
+                    "{held_for:?}"
+                );
                 assert!(renewed < held_for, "{renewed:?} of {held_for:?}");
             }
             let left = holder.expires_in.expect("known");
-            assert!(left <= LONG + Duration::from_millis(5) && left + stretched(Duration::from_secs(3)) > LONG, "{left:?}");
+            assert!(
+                left <= LONG + Duration::from_millis(5)
+                    && left + stretched(Duration::from_secs(3)) > LONG,
+                "{left:?}"
+            );
         }
         assert_eq!(b.inspect(&job).await.last_fence, Some(grant.fence));
     }
@@ -77,7 +93,10 @@ async fn a_hold_without_metadata_is_reported_without(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     // The previous holder's metadata must not be reported for this one.
-    let before = Request { metadata: Some(runner("web1")), ..request(&job, LONG) };
+    let before = Request {
+        metadata: Some(runner("web1")),
+        ..request(&job, LONG)
+    };
     a.take(&before).await;
     a.free(&before).await;
     a.hold(&job).await;
@@ -89,13 +108,24 @@ async fn a_hold_without_metadata_is_reported_without(lab: &Lab) {
 async fn a_nested_hold_is_counted(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let outer = Request { metadata: Some(runner("web3")), ..request(&job, LONG) };
+    let outer = Request {
+        metadata: Some(runner("web3")),
+        ..request(&job, LONG)
+    };
     a.take(&outer).await;
-    b.take(&Request { metadata: Some(runner("other")), ..nested(&outer) }).await;
+    b.take(&Request {
+        metadata: Some(runner("other")),
+        ..nested(&outer)
+    })
+    .await;
     let state = a.inspect(&job).await;
     assert_eq!(state.holders.len(), 1);
     assert_eq!(state.holders[0].holds, 2);
-    assert_eq!(state.holders[0].metadata, Some(runner("web3")), "the metadata is the owner's");
+    assert_eq!(
+        state.holders[0].metadata,
+        Some(runner("web3")),
+        "the metadata is the owner's"
+    );
 }
 
 async fn waiters_are_reported_in_order(lab: &Lab) {
@@ -106,7 +136,10 @@ async fn waiters_are_reported_in_order(lab: &Lab) {
     for (position, host) in (1..).zip(["web1", "web2", "web3"]) {
         let mut client = lab.client().await;
         let metadata = (position != 2).then(|| runner(host));
-        let request = Request { metadata, ..waiting(&job, LONG) };
+        let request = Request {
+            metadata,
+            ..waiting(&job, LONG)
+        };
         let busy = client.refused(&request).await;
         // SQLite counts no position for unfair waiters.
         let reported = (lab.kind != Kind::Sqlite).then_some(position);
@@ -117,7 +150,11 @@ async fn waiters_are_reported_in_order(lab: &Lab) {
         queue.push((client, request));
     }
     let state = a.inspect(&job).await;
-    let hosts: Vec<_> = state.waiters.iter().map(|w| w.metadata.as_ref().and_then(|m| m.host.as_deref())).collect();
+    let hosts: Vec<_> = state
+        .waiters
+        .iter()
+        .map(|w| w.metadata.as_ref().and_then(|m| m.host.as_deref()))
+        .collect();
     assert_eq!(hosts, [Some("web1"), None, Some("web3")]);
     if lab.kind.has_clock() {
         for waiter in &state.waiters {
@@ -125,11 +162,23 @@ async fn waiters_are_reported_in_order(lab: &Lab) {
         }
         assert!(state.waiters[0].waiting_for > state.waiters[2].waiting_for);
     } else {
-        assert!(state.waiters.iter().all(|waiter| waiter.waiting_for.is_none()), "an unknown value is reported as unknown");
+        assert!(
+            state
+                .waiters
+                .iter()
+                .all(|waiter| waiter.waiting_for.is_none()),
+            "an unknown value is reported as unknown"
+        );
     }
     let (mut first, request) = queue.remove(0);
     first.leave_queue(&request).await;
-    let hosts: Vec<_> = a.inspect(&job).await.waiters.into_iter().map(|w| w.metadata.and_then(|m| m.host)).collect();
+    let hosts: Vec<_> = a
+        .inspect(&job)
+        .await
+        .waiters
+        .into_iter()
+        .map(|w| w.metadata.and_then(|m| m.host))
+        .collect();
     assert_eq!(hosts, [None, Some("web3".to_owned())]);
 }
 
@@ -140,16 +189,37 @@ async fn an_order_is_reported_only_where_it_is_kept(lab: &Lab) {
     a.hold(&job).await;
     plain.refused(&waiting(&job, LONG)).await;
     if has_order {
-        fair.refused(&Request { fair: true, ..waiting(&job, LONG) }).await;
+        fair.refused(&Request {
+            fair: true,
+            ..waiting(&job, LONG)
+        })
+        .await;
     }
-    let reported: Vec<bool> = a.inspect(&job).await.waiters.into_iter().map(|waiter| waiter.in_order).collect();
-    assert_eq!(reported, if has_order { vec![keeps_order, true] } else { vec![keeps_order] });
+    let reported: Vec<bool> = a
+        .inspect(&job)
+        .await
+        .waiters
+        .into_iter()
+        .map(|waiter| waiter.in_order)
+        .collect();
+    assert_eq!(
+        reported,
+        if has_order {
+            vec![keeps_order, true]
+        } else {
+            vec![keeps_order]
+        }
+    );
 }
 
 async fn listing_and_inspecting_agree(lab: &Lab) {
     let mut a = lab.client().await;
     for name in ["one", "two"] {
-        a.take(&Request { metadata: Some(runner(name)), ..request(&key(name), LONG) }).await;
+        a.take(&Request {
+            metadata: Some(runner(name)),
+            ..request(&key(name), LONG)
+        })
+        .await;
     }
     let mut waiter = lab.client().await;
     waiter.refused(&waiting(&key("two"), LONG)).await;
@@ -161,8 +231,14 @@ async fn listing_and_inspecting_agree(lab: &Lab) {
         assert_eq!(listed.last_fence, inspected.last_fence);
         assert_eq!(listed.waiters.len(), inspected.waiters.len());
         let (one, other) = (&listed.holders[0], &inspected.holders[0]);
-        assert_eq!((one.fence, &one.metadata, one.holds, one.detached), (other.fence, &other.metadata, other.holds, other.detached));
-        let apart = one.expires_in.expect("known").abs_diff(other.expires_in.expect("known"));
+        assert_eq!(
+            (one.fence, &one.metadata, one.holds, one.detached),
+            (other.fence, &other.metadata, other.holds, other.detached)
+        );
+        let apart = one
+            .expires_in
+            .expect("known")
+            .abs_diff(other.expires_in.expect("known"));
         assert!(apart < stretched(Duration::from_secs(2)));
     }
 }
@@ -172,10 +248,12 @@ fn in_parts(kind: Kind) -> bool {
     kind.has_server() && !kind.is_sql()
 }
 
-/// The time limits count the store's silence, not the length of its answer: many locks, or a slow link.
+/// The time limits count the store's silence, not the length of its answer: many locks, or a slow
+/// link.
 async fn a_long_answer_is_no_silence(lab: &Lab) {
     let in_packets = matches!(lab.kind, Kind::Redis | Kind::Tair | Kind::TairVersion);
-    // An exchange takes 8 % of the limit in the first group and 4 % in the second, where a part needs several.
+    // An exchange takes 8 % of the limit in the first group and 4 % in the second, where a part
+    // needs several.
     let (locks, percent) = if in_packets { (800, 8) } else { (30, 4) };
     let names: Vec<String> = (0..locks).map(|n| format!("job-{n:03}")).collect();
     let mut a = lab.client().await;
@@ -190,9 +268,21 @@ async fn a_long_answer_is_no_silence(lab: &Lab) {
     proxy.delay(limit * percent / 200);
     let began = Instant::now();
     let list = async |b: &mut dyn Backend, progress: &Progress| b.list("job-", progress).await;
-    let listed = ask_long(&mut *b, &BootClock, Limits::of(limit), ("list", None), list).await.expect("list");
-    assert!(began.elapsed() > limit, "not long enough: {:?}", began.elapsed());
-    assert_eq!(listed.iter().map(|state| state.key.as_str()).collect::<Vec<_>>(), names);
+    let listed = ask_long(&mut *b, &BootClock, Limits::of(limit), ("list", None), list)
+        .await
+        .expect("list");
+    assert!(
+        began.elapsed() > limit,
+        "not long enough: {:?}",
+        began.elapsed()
+    );
+    assert_eq!(
+        listed
+            .iter()
+            .map(|state| state.key.as_str())
+            .collect::<Vec<_>>(),
+        names
+    );
     if in_packets {
         return;
     }
@@ -200,9 +290,22 @@ async fn a_long_answer_is_no_silence(lab: &Lab) {
         a.free(held).await;
     }
     let began = Instant::now();
-    let collect = async |b: &mut dyn Backend, progress: &Progress| b.collect(Duration::ZERO, progress).await;
-    let removed = ask_long(&mut *b, &BootClock, Limits::of(limit), ("gc", None), collect).await.expect("gc");
-    assert!(began.elapsed() > limit, "not long enough: {:?}", began.elapsed());
+    let collect =
+        async |b: &mut dyn Backend, progress: &Progress| b.collect(Duration::ZERO, progress).await;
+    let removed = ask_long(
+        &mut *b,
+        &BootClock,
+        Limits::of(limit),
+        ("gc", None),
+        collect,
+    )
+    .await
+    .expect("gc");
+    assert!(
+        began.elapsed() > limit,
+        "not long enough: {:?}",
+        began.elapsed()
+    );
     assert_eq!(removed, Some(names.len() as u64));
 }
 
@@ -237,6 +340,13 @@ async fn any_metadata_comes_back_unchanged(lab: &Lab) {
         description: Some(odd.repeat(500)),
         ..Metadata::default()
     };
-    a.take(&Request { metadata: Some(metadata.clone()), ..request(&key("job"), LONG) }).await;
-    assert_eq!(a.inspect(&key("job")).await.holders[0].metadata, Some(metadata));
+    a.take(&Request {
+        metadata: Some(metadata.clone()),
+        ..request(&key("job"), LONG)
+    })
+    .await;
+    assert_eq!(
+        a.inspect(&key("job")).await.holders[0].metadata,
+        Some(metadata)
+    );
 }

@@ -1,11 +1,15 @@
-//! Run records in the rows of PostgreSQL, MariaDB and MySQL: events between applying the run policy and the grant.
+//! Run records in the rows of PostgreSQL, MariaDB and MySQL: events between applying the run policy
+//! and the grant.
 
 use std::time::Duration;
 
 use dlock::{
     backends::sql::SqlMode,
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, Init, Kind as ErrorKind, Progress, Release, ReleaseInfo, Request, Rule, RunPolicy, RunState},
+    lock::{
+        Attempt, Init, Kind as ErrorKind, Progress, Release, ReleaseInfo, Request, Rule, RunPolicy,
+        RunState,
+    },
 };
 
 use super::{
@@ -47,7 +51,10 @@ fn is_sql(kind: Kind) -> bool {
 /// Runs PostgreSQL's statement or MariaDB's. `$table` stands for the table with the starts.
 fn sql(lab: &Lab, postgres: &str, mariadb: &str) {
     let sessions = lab.kind.held_by_session();
-    let table = lab.either(if sessions { "dlock_fences" } else { "dlock" }, if sessions { "dlock_sessions" } else { "dlock" });
+    let table = lab.either(
+        if sessions { "dlock_fences" } else { "dlock" },
+        if sessions { "dlock_sessions" } else { "dlock" },
+    );
     lab.sql(&lab.either(postgres, mariadb).replace("$table", table));
 }
 
@@ -70,20 +77,37 @@ const COLUMNS: [&str; 16] = [
     "warned_level",
 ];
 
-/// A free lock whose run record denies a run denies it in every mode, or refuses the mode; also after `dlock init` has moved it.
+/// A free lock whose run record denies a run denies it in every mode, or refuses the mode; also
+/// after `dlock init` has moved it.
 async fn a_record_of_another_mode_counts(lab: &Lab) {
-    let guard = |place: &str| RunPolicy { place: place.into(), skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) };
-    let policies = [(once(WINDOW, 0, false), once(WINDOW, 0, false)), (kept(WINDOW), kept(WINDOW)), (guard("a"), guard("b"))];
+    let guard = |place: &str| RunPolicy {
+        place: place.into(),
+        skew_guard: Some(WINDOW),
+        ..once(WINDOW, 0, false)
+    };
+    let policies = [
+        (once(WINDOW, 0, false), once(WINDOW, 0, false)),
+        (kept(WINDOW), kept(WINDOW)),
+        (guard("a"), guard("b")),
+    ];
     let own = lab.client_with("dlock", |_| ());
     for (nth, (first, second)) in policies.iter().enumerate() {
         for mode in [SqlMode::Lease, SqlMode::Row, SqlMode::Advisory] {
             let name = format!("job{nth}-{}", mode.name());
-            let (mut a, mut b) = (lab.client().await, lab.client_with("dlock", |options| options.mode = mode));
+            let (mut a, mut b) = (
+                lab.client().await,
+                lab.client_with("dlock", |options| options.mode = mode),
+            );
             a.run(&asking(&name, first), RunState::Ok).await;
             match b.0.try_acquire(&asking(&name, second)).await {
                 Ok(Attempt::Denied(_)) => {}
-                Err(error) if error.kind == ErrorKind::Config => assert!(error.hint.is_some(), "{error:?}"),
-                other => panic!("{first:?} in {:?}, then {mode:?}: {other:?}", own.0.identity()),
+                Err(error) if error.kind == ErrorKind::Config => {
+                    assert!(error.hint.is_some(), "{error:?}");
+                }
+                other => panic!(
+                    "{first:?} in {:?}, then {mode:?}: {other:?}",
+                    own.0.identity()
+                ),
             }
             for client in [&mut b, &mut a] {
                 client.0.init().await.expect("init");
@@ -92,7 +116,9 @@ async fn a_record_of_another_mode_counts(lab: &Lab) {
                     match client.0.try_acquire(&asking(&name, second)).await {
                         Ok(Attempt::Denied(_)) => break,
                         // The session of an earlier question may end a little later.
-                        Ok(Attempt::Busy(busy)) if busy.transient && asked.elapsed() < soon() => lab.pass(Duration::from_millis(20)).await,
+                        Ok(Attempt::Busy(busy)) if busy.transient && asked.elapsed() < soon() => {
+                            lab.pass(Duration::from_millis(20)).await;
+                        }
                         other => panic!("{mode:?} after init: {other:?}"),
                     }
                 }
@@ -103,14 +129,22 @@ async fn a_record_of_another_mode_counts(lab: &Lab) {
 
 async fn tables_without_starts_are_upgraded(lab: &Lab) {
     let mut a = lab.client().await;
-    let before = a.run(&request(&key("job"), LONG), RunState::Started).await.fence;
-    let drop = COLUMNS.map(|column| format!("DROP COLUMN {column}")).join(", ");
+    let before = a
+        .run(&request(&key("job"), LONG), RunState::Started)
+        .await
+        .fence;
+    let drop = COLUMNS
+        .map(|column| format!("DROP COLUMN {column}"))
+        .join(", ");
     let others = lab.either("dlock_fences", "dlock_sessions");
     for table in ["dlock", others] {
         lab.sql(&format!("ALTER TABLE {table} {drop}"));
     }
     let mut b = lab.client().await;
-    for request in [request(&key("job"), LONG), asking("job", &once(WINDOW, 0, false))] {
+    for request in [
+        request(&key("job"), LONG),
+        asking("job", &once(WINDOW, 0, false)),
+    ] {
         let tried = std::time::Instant::now();
         let error = loop {
             match b.0.try_acquire(&request).await {
@@ -120,45 +154,89 @@ async fn tables_without_starts_are_upgraded(lab: &Lab) {
                 other => panic!("the table lacks these columns: {other:?}"),
             }
         };
-        assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
+        assert!(
+            error
+                .hint
+                .as_deref()
+                .is_some_and(|hint| hint.contains("dlock init")),
+            "{error:?}"
+        );
         assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
     }
     let mut c = lab.client().await;
     assert_eq!(c.0.init().await.expect("init"), Init::Created);
     assert_eq!(c.0.init().await.expect("init"), Init::UpToDate);
-    let after = c.run(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
+    let after = c
+        .run(&asking("job", &once(WINDOW, 0, false)), RunState::Ok)
+        .await
+        .fence;
     assert!(after > before, "{after:?} {before:?}");
-    assert_eq!(b.denied(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Ok));
+    assert_eq!(
+        b.denied(&asking("job", &once(WINDOW, 0, true))).await.rule,
+        Rule::Once(RunState::Ok)
+    );
 }
 
 /// Stands for a server clock that was set back by an hour.
 async fn starts_in_the_future_deny_runs_and_pauses_do_not(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let minute = Duration::from_secs(60);
-    let all = RunPolicy { skew_guard: Some(minute), at_least: Some(minute), ..once(minute, 1, false) };
+    let all = RunPolicy {
+        skew_guard: Some(minute),
+        at_least: Some(minute),
+        ..once(minute, 1, false)
+    };
     a.run(&asking("job", &all), RunState::Failed).await;
-    assert_eq!(b.denied(&asking("job", &guarded("b", minute))).await.rule, Rule::AtLeast(minute));
+    assert_eq!(
+        b.denied(&asking("job", &guarded("b", minute))).await.rule,
+        Rule::AtLeast(minute)
+    );
     sql(
         lab,
         "UPDATE $table SET paced_at = paced_at + interval '1 hour', start_at = start_at + interval '1 hour'",
         "UPDATE $table SET paced_at = paced_at + INTERVAL 1 HOUR, start_at = start_at + INTERVAL 1 HOUR",
     );
     let refusal = b.denied(&asking("job", &once(minute, 0, true))).await;
-    assert_eq!((refusal.rule, refusal.began), (Rule::Once(RunState::Failed), None));
-    b.run(&asking("job", &guarded("b", minute)), RunState::Ok).await;
-    b.run(&asking("job", &once(minute, 1, false)), RunState::Failed).await;
-    assert_eq!(b.record(&key("job")).await.start.map(|start| start.tries), Some(2));
+    assert_eq!(
+        (refusal.rule, refusal.began),
+        (Rule::Once(RunState::Failed), None)
+    );
+    b.run(&asking("job", &guarded("b", minute)), RunState::Ok)
+        .await;
+    b.run(&asking("job", &once(minute, 1, false)), RunState::Failed)
+        .await;
+    assert_eq!(
+        b.record(&key("job")).await.start.map(|start| start.tries),
+        Some(2)
+    );
 }
 
 async fn a_denied_waiter_keeps_nothing(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
-    let kept = RunPolicy { at_least: Some(WINDOW), ..guarded("a", WINDOW) };
+    let kept = RunPolicy {
+        at_least: Some(WINDOW),
+        ..guarded("a", WINDOW)
+    };
     a.run(&asking("job", &kept), RunState::Ok).await;
-    let waiting = Request { waiting: true, ..request(&key("job"), LONG) };
-    let (one, two) = (b.denied(&waiting).await, c.denied(&Request { waiting: true, ..request(&key("job"), LONG) }).await);
+    let waiting = Request {
+        waiting: true,
+        ..request(&key("job"), LONG)
+    };
+    let (one, two) = (
+        b.denied(&waiting).await,
+        c.denied(&Request {
+            waiting: true,
+            ..request(&key("job"), LONG)
+        })
+        .await,
+    );
     assert_eq!(one.rule, two.rule);
     assert!(a.inspect(&key("job")).await.holders.is_empty());
-    sql(lab, "UPDATE $table SET paced_at = NULL", "UPDATE $table SET paced_at = NULL");
+    sql(
+        lab,
+        "UPDATE $table SET paced_at = NULL",
+        "UPDATE $table SET paced_at = NULL",
+    );
     // The session that was denied gets the lock now.
     b.take(&waiting).await;
     b.0.leave_queue(&waiting).await.expect("leave_queue");
@@ -181,7 +259,10 @@ async fn a_run_that_started_during_the_wait_for_the_row_counts(lab: &Lab) {
                 fence = fence + 1, start_stage = 'ok', start_tries = 1, start_window_ms = 3600000, revision = revision + 2; COMMIT",
     ));
     // Its client may start slowly.
-    while !lab.sql("SELECT 1 FROM dlock FOR UPDATE SKIP LOCKED").is_empty() {
+    while !lab
+        .sql("SELECT 1 FROM dlock FOR UPDATE SKIP LOCKED")
+        .is_empty()
+    {
         lab.pass(Duration::from_millis(10)).await;
     }
     let refusal = b.denied(&asking("job", &wanted)).await;
@@ -194,8 +275,15 @@ async fn a_start_repeated_after_its_lease_is_one_start(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = asking("job", &everything());
     let first = a.take(&asked).await;
-    sql(lab, "UPDATE dlock SET lock_until = lock_until - interval '1 hour'", "UPDATE dlock SET lock_until = lock_until - INTERVAL 1 HOUR");
-    assert_eq!(b.denied(&asking("job", &everything())).await.rule, Rule::AtLeast(WINDOW));
+    sql(
+        lab,
+        "UPDATE dlock SET lock_until = lock_until - interval '1 hour'",
+        "UPDATE dlock SET lock_until = lock_until - INTERVAL 1 HOUR",
+    );
+    assert_eq!(
+        b.denied(&asking("job", &everything())).await.rule,
+        Rule::AtLeast(WINDOW)
+    );
     let again = a.take(&asked).await;
     assert!(again.fence > first.fence);
     let start = b.record(&key("job")).await.start.expect("a start");
@@ -205,8 +293,19 @@ async fn a_start_repeated_after_its_lease_is_one_start(lab: &Lab) {
 async fn starts_that_run_policies_need_are_not_collected(lab: &Lab) {
     let mut a = lab.client().await;
     let days = |days: u64| Duration::from_secs(days * 24 * 3600);
-    a.run(&asking("job", &once(days(10), 0, false)), RunState::Ok).await;
-    a.run(&asking("kept", &RunPolicy { at_least: Some(days(10)), ..guarded("a", days(1)) }), RunState::Ok).await;
+    a.run(&asking("job", &once(days(10), 0, false)), RunState::Ok)
+        .await;
+    a.run(
+        &asking(
+            "kept",
+            &RunPolicy {
+                at_least: Some(days(10)),
+                ..guarded("a", days(1))
+            },
+        ),
+        RunState::Ok,
+    )
+    .await;
     let age = |days: u32| {
         sql(
             lab,
@@ -223,13 +322,29 @@ async fn starts_that_run_policies_need_are_not_collected(lab: &Lab) {
         );
     };
     age(2);
-    assert_eq!(a.0.collect(days(1), &Progress::default()).await.expect("gc"), Some(0));
-    assert_eq!(a.denied(&asking("job", &once(days(10), 0, false))).await.rule, Rule::Once(RunState::Ok));
+    assert_eq!(
+        a.0.collect(days(1), &Progress::default())
+            .await
+            .expect("gc"),
+        Some(0)
+    );
+    assert_eq!(
+        a.denied(&asking("job", &once(days(10), 0, false)))
+            .await
+            .rule,
+        Rule::Once(RunState::Ok)
+    );
     age(9);
-    assert_eq!(a.0.collect(days(1), &Progress::default()).await.expect("gc"), Some(2));
+    assert_eq!(
+        a.0.collect(days(1), &Progress::default())
+            .await
+            .expect("gc"),
+        Some(2)
+    );
 }
 
-/// Writes the rows that remain when a fence was counted for this hold, and the session ended before its answer.
+/// Writes the rows that remain when a fence was counted for this hold, and the session ended before
+/// its answer.
 fn record_start(lab: &Lab, of: &Request) {
     let hold = of.token.hold_text();
     sql(
@@ -256,30 +371,61 @@ fn record_start(lab: &Lab, of: &Request) {
 }
 
 fn everything() -> RunPolicy {
-    RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) }
+    RunPolicy {
+        skew_guard: Some(WINDOW),
+        at_least: Some(WINDOW),
+        ..once(WINDOW, 0, false)
+    }
 }
 
 async fn a_start_recorded_before_the_grant_is_one_start(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = asking("job", &everything());
     record_start(lab, &asked);
-    assert_eq!(b.denied(&asking("job", &everything())).await.rule, Rule::AtLeast(WINDOW));
+    assert_eq!(
+        b.denied(&asking("job", &everything())).await.rule,
+        Rule::AtLeast(WINDOW)
+    );
     let grant = a.take(&asked).await;
     let record = a.record(&key("job")).await;
-    assert_eq!(record.start.map(|start| (start.fence, start.state, start.tries)), Some((grant.fence, RunState::Started, 1)));
-    assert_eq!(record.cooldown.map(|cooldown| cooldown.fence), Some(grant.fence));
+    assert_eq!(
+        record
+            .start
+            .map(|start| (start.fence, start.state, start.tries)),
+        Some((grant.fence, RunState::Started, 1))
+    );
+    assert_eq!(
+        record.cooldown.map(|cooldown| cooldown.fence),
+        Some(grant.fence)
+    );
     a.end_run(&asked, RunState::Failed).await;
-    assert_eq!(a.record(&key("job")).await.start.map(|start| start.state), Some(RunState::Failed));
+    assert_eq!(
+        a.record(&key("job")).await.start.map(|start| start.state),
+        Some(RunState::Failed)
+    );
 }
 
 async fn a_start_that_was_never_granted_is_undone(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = asking("job", &everything());
     record_start(lab, &asked);
-    assert_eq!(a.0.release(&asked.key, &asked.token, &ReleaseInfo::UNDO).await.expect("undone"), Release::NotHeld);
+    assert_eq!(
+        a.0.release(&asked.key, &asked.token, &ReleaseInfo::UNDO)
+            .await
+            .expect("undone"),
+        Release::NotHeld
+    );
     let record = b.record(&key("job")).await;
     assert_eq!((record.cooldown, record.start), (None, None));
-    let grant = b.take(&asking("job", &RunPolicy { place: "b".into(), ..everything() })).await;
+    let grant = b
+        .take(&asking(
+            "job",
+            &RunPolicy {
+                place: "b".into(),
+                ..everything()
+            },
+        ))
+        .await;
     assert_eq!(grant.drain_delay, Duration::ZERO, "no holder vanished");
 }
 
@@ -305,12 +451,33 @@ async fn a_sessions_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
         let asked = asking(&format!("job-{fault:?}"), &everything());
         proxy.trap(mark, fault);
         let never = std::future::pending::<()>();
-        let taken = lease::acquire(&mut *a.0, &BootClock, asked.clone(), WAIT, LIMITS, never, |_| {}).await;
-        let Ok(Outcome::Granted(taken)) = taken else { panic!("{fault:?}: {taken:?}") };
+        let taken = lease::acquire(
+            &mut *a.0,
+            &BootClock,
+            asked.clone(),
+            WAIT,
+            LIMITS,
+            never,
+            |_| {},
+        )
+        .await;
+        let Ok(Outcome::Granted(taken)) = taken else {
+            panic!("{fault:?}: {taken:?}")
+        };
         assert_eq!(proxy.sprung(), 1);
         a.end_run(&asked, RunState::Failed).await;
-        let start = lab.client().await.record(&asked.key).await.start.expect("a start");
-        assert_eq!((start.fence, start.tries, start.state), (taken.fence, 1, RunState::Failed), "{fault:?}");
+        let start = lab
+            .client()
+            .await
+            .record(&asked.key)
+            .await
+            .start
+            .expect("a start");
+        assert_eq!(
+            (start.fence, start.tries, start.state),
+            (taken.fence, 1, RunState::Failed),
+            "{fault:?}"
+        );
     }
 }
 
@@ -324,25 +491,69 @@ async fn a_sessions_start_given_up_on_is_undone(lab: &Lab) {
                 lab.pass(Duration::from_millis(5)).await;
             }
         };
-        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), WaitPolicy::Try, LIMITS, stop, |_| {}).await;
+        let outcome = lease::acquire(
+            &mut *a.0,
+            &BootClock,
+            asked.clone(),
+            WaitPolicy::Try,
+            LIMITS,
+            stop,
+            |_| {},
+        )
+        .await;
         assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
         let (mut b, never) = (lab.client().await, std::future::pending::<()>());
-        let next = asking(asked.key.as_str(), &RunPolicy { place: "b".into(), ..everything() });
+        let next = asking(
+            asked.key.as_str(),
+            &RunPolicy {
+                place: "b".into(),
+                ..everything()
+            },
+        );
         let taken = lease::acquire(&mut *b.0, &BootClock, next, WAIT, LIMITS, never, |_| {}).await;
-        assert!(matches!(taken, Ok(Outcome::Granted(_))), "{fault:?}: {taken:?}");
+        assert!(
+            matches!(taken, Ok(Outcome::Granted(_))),
+            "{fault:?}: {taken:?}"
+        );
     }
 }
 
 async fn a_run_with_a_policy_is_one_round_trip(lab: &Lab) {
     let proxy = Proxy::to(lab.postgres().server().port);
     let mut a = lab.postgres().through(&proxy);
-    a.run(&asking("job", &guarded("a", WINDOW)), RunState::Ok).await;
+    a.run(&asking("job", &guarded("a", WINDOW)), RunState::Ok)
+        .await;
     let before = proxy.requests();
-    a.run(&asking("job", &guarded("a", WINDOW)), RunState::Ok).await;
-    a.run(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
+    a.run(&asking("job", &guarded("a", WINDOW)), RunState::Ok)
+        .await;
+    a.run(
+        &asking(
+            "job",
+            &RunPolicy {
+                skew_guard: Some(WINDOW),
+                ..once(Duration::from_millis(1), 0, false)
+            },
+        ),
+        RunState::Ok,
+    )
+    .await;
     lab.pass(Duration::from_millis(5)).await;
-    a.run(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
+    a.run(
+        &asking(
+            "job",
+            &RunPolicy {
+                skew_guard: Some(WINDOW),
+                ..once(Duration::from_millis(1), 0, false)
+            },
+        ),
+        RunState::Ok,
+    )
+    .await;
     assert_eq!(proxy.requests() - before, 6);
     a.denied(&asking("job", &guarded("b", WINDOW))).await;
-    assert_eq!(proxy.requests() - before, 8, "a denied run also reads the reason");
+    assert_eq!(
+        proxy.requests() - before,
+        8,
+        "a denied run also reads the reason"
+    );
 }

@@ -29,12 +29,17 @@ pub fn all() -> Vec<Case> {
         readers_have_fences_of_their_own,
         each_reader_is_shown,
     ];
-    all.extend(cases![|kind| kind.shared() && !kind.clock_is_ours() => the_core_hands_over_between_kinds]);
+    all.extend(
+        cases![|kind| kind.shared() && !kind.clock_is_ours() => the_core_hands_over_between_kinds],
+    );
     all
 }
 
 fn shared(of: Request) -> Request {
-    Request { mode: Mode::Shared, ..of }
+    Request {
+        mode: Mode::Shared,
+        ..of
+    }
 }
 
 const NEVER: Duration = Duration::from_secs(20);
@@ -47,7 +52,10 @@ async fn readers_hold_together(lab: &Lab) {
     b.take(&two).await;
     a.renewed(&one, None).await;
     b.renewed(&two, None).await;
-    assert!(matches!(a.release(&one, Scope::Hold).await, Release::Released | Release::StillHeld(_)));
+    assert!(matches!(
+        a.release(&one, Scope::Hold).await,
+        Release::Released | Release::StillHeld(_)
+    ));
     lab.client().await.refused(&request(&job, LONG)).await;
     b.free(&two).await;
     lab.client().await.hold(&job).await;
@@ -69,7 +77,14 @@ async fn readers_keep_a_writer_out(lab: &Lab) {
     a.take(&one).await;
     b.take(&two).await;
     let busy = c.refused(&request(&job, LONG)).await;
-    assert!(!busy.holders.is_empty() && busy.holders.iter().all(|holder| holder.mode == Mode::Shared), "{busy:?}");
+    assert!(
+        !busy.holders.is_empty()
+            && busy
+                .holders
+                .iter()
+                .all(|holder| holder.mode == Mode::Shared),
+        "{busy:?}"
+    );
     a.release(&one, Scope::Hold).await;
     c.refused(&request(&job, LONG)).await;
     b.release(&two, Scope::Hold).await;
@@ -137,14 +152,18 @@ async fn a_vanished_reader_expires_by_itself(lab: &Lab) {
     // The other reader keeps the lock by itself, and the dead one doesn't.
     c.refused(&request(&job, LONG)).await;
     b.free(&lives).await;
-    c.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
+    c.wait_for(&waiting(&job, LONG), Duration::from_millis(50))
+        .await;
 }
 
 /// The holder is not taken for a waiter that a reader could overtake.
 async fn a_vanished_holder_that_had_waited_delays_no_reader(lab: &Lab) {
     let mut c = lab.client().await;
     let job = key("job");
-    let wanted = Request { waiting: true, ..lab.expiring(&job, short()) };
+    let wanted = Request {
+        waiting: true,
+        ..lab.expiring(&job, short())
+    };
     {
         let (mut a, mut b) = (lab.client().await, lab.client().await);
         let held = a.hold(&job).await;
@@ -210,20 +229,45 @@ async fn each_reader_is_shown(lab: &Lab) {
     b.take(&shared(request(&job, LONG))).await;
     let state = lab.client().await.inspect(&job).await;
     assert_eq!(state.holders.len(), 2, "{state:?}");
-    assert!(state.holders.iter().all(|holder| holder.mode == Mode::Shared && !holder.foreign), "{state:?}");
+    assert!(
+        state
+            .holders
+            .iter()
+            .all(|holder| holder.mode == Mode::Shared && !holder.foreign),
+        "{state:?}"
+    );
     assert_eq!(lab.client().await.keys("").await, ["job"]);
 }
 
 async fn the_core_hands_over_between_kinds(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    for (held, wanted) in [(Mode::Shared, Mode::Exclusive), (Mode::Exclusive, Mode::Shared)] {
-        let held = Request { mode: held, ..request(&job, LONG) };
-        let Attempt::Granted(_) = a.attempt(&held).await else { panic!("{held:?}") };
-        let wanted = Request { mode: wanted, ..request(&job, LONG) };
+    for (held, wanted) in [
+        (Mode::Shared, Mode::Exclusive),
+        (Mode::Exclusive, Mode::Shared),
+    ] {
+        let held = Request {
+            mode: held,
+            ..request(&job, LONG)
+        };
+        let Attempt::Granted(_) = a.attempt(&held).await else {
+            panic!("{held:?}")
+        };
+        let wanted = Request {
+            mode: wanted,
+            ..request(&job, LONG)
+        };
         let token = wanted.token;
         let limits = Limits::of(Duration::from_secs(2));
-        let next = lease::acquire(&mut *b.0, &BootClock, wanted, WaitPolicy::For(LONG), limits, std::future::pending::<()>(), |_| {});
+        let next = lease::acquire(
+            &mut *b.0,
+            &BootClock,
+            wanted,
+            WaitPolicy::For(LONG),
+            limits,
+            std::future::pending::<()>(),
+            |_| {},
+        );
         let release = async {
             lab.pass(SLACK).await;
             a.free(&held).await;
@@ -232,6 +276,11 @@ async fn the_core_hands_over_between_kinds(lab: &Lab) {
         let (outcome, released) = tokio::join!(next, release);
         assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
         assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
-        assert_eq!(b.0.release(&job, &token, &Scope::Tree.into()).await.expect("release"), Release::Released);
+        assert_eq!(
+            b.0.release(&job, &token, &Scope::Tree.into())
+                .await
+                .expect("release"),
+            Release::Released
+        );
     }
 }

@@ -34,7 +34,11 @@ const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 const REQUESTS: usize = 14;
 
 fn through(lab: &Lab, proxy: &Proxy) -> Client {
-    if lab.kind.is_postgres() { lab.postgres().through(proxy) } else { lab.mariadb().through_proxy(proxy) }
+    if lab.kind.is_postgres() {
+        lab.postgres().through(proxy)
+    } else {
+        lab.mariadb().through_proxy(proxy)
+    }
 }
 
 /// The network forgets all connections at each request of a grant, which the server still sees.
@@ -45,11 +49,24 @@ async fn a_waiter_is_not_locked_out_by_its_own_lost_sessions(lab: &Lab) {
         let (mut a, job) = (through(lab, &proxy), key(&format!("job-{nth}")));
         proxy.trap_nth("", nth, 1, Fault::Forget);
         let wait_policy = WaitPolicy::For(LONG / 2);
-        let asked = lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), wait_policy, LIMITS, pending::<()>(), |_| {});
+        let asked = lease::acquire(
+            &mut *a.0,
+            &BootClock,
+            request(&job, LONG),
+            wait_policy,
+            LIMITS,
+            pending::<()>(),
+            |_| {},
+        );
         let outcome = asked.await;
-        let Ok(Outcome::Granted(lease)) = outcome else { panic!("{nth}: {outcome:?}") };
+        let Ok(Outcome::Granted(lease)) = outcome else {
+            panic!("{nth}: {outcome:?}")
+        };
         let state = lab.client().await.inspect(&job).await;
-        assert!(matches!(&state.holders[..], [holder] if holder.fence == Some(lease.fence)), "{nth}: {state:?}");
+        assert!(
+            matches!(&state.holders[..], [holder] if holder.fence == Some(lease.fence)),
+            "{nth}: {state:?}"
+        );
         proxy.sprung()
     });
     let sprung: usize = join_all(each).await.into_iter().sum();
@@ -70,14 +87,29 @@ async fn a_waiter_that_gives_up_leaves_no_lost_session_with_the_lock(lab: &Lab) 
             }
             lab.pass(Duration::from_millis(50)).await;
         };
-        let outcome = lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), WaitPolicy::Forever, LIMITS, stop, |_| {}).await;
+        let outcome = lease::acquire(
+            &mut *a.0,
+            &BootClock,
+            request(&job, LONG),
+            WaitPolicy::Forever,
+            LIMITS,
+            stop,
+            |_| {},
+        )
+        .await;
         match outcome {
             // Beyond the last request of a grant.
             Ok(Outcome::Granted(_)) => break,
-            outcome => assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{nth}: {outcome:?}"),
+            outcome => assert!(
+                matches!(outcome, Ok(Outcome::Stopped(()))),
+                "{nth}: {outcome:?}"
+            ),
         }
         let began = Instant::now();
-        lab.client().await.wait_for(&waiting(&job, LONG), Duration::from_millis(100)).await;
+        lab.client()
+            .await
+            .wait_for(&waiting(&job, LONG), Duration::from_millis(100))
+            .await;
         assert!(began.elapsed() < LONG / 3, "{nth}: {:?}", began.elapsed());
         stopped += 1;
     }
@@ -90,14 +122,34 @@ async fn a_lost_session_with_a_running_command_is_not_ended(lab: &Lab) {
     let held = a.hold(&job).await;
     proxy.forget();
     for _ in 0..3 {
-        let renewal = tokio::time::timeout(Duration::from_millis(200), a.0.renew(&job, &held.token, None.into())).await;
+        let renewal = tokio::time::timeout(
+            Duration::from_millis(200),
+            a.0.renew(&job, &held.token, None.into()),
+        )
+        .await;
         assert!(renewal.is_err(), "{renewal:?}");
     }
     // The same client opens and ends other sessions.
-    let asked = lease::acquire(&mut *a.0, &BootClock, request(&key("b"), LONG), WaitPolicy::For(LONG), LIMITS, pending::<()>(), |_| {});
+    let asked = lease::acquire(
+        &mut *a.0,
+        &BootClock,
+        request(&key("b"), LONG),
+        WaitPolicy::For(LONG),
+        LIMITS,
+        pending::<()>(),
+        |_| {},
+    );
     assert!(matches!(asked.await, Ok(Outcome::Granted(_))));
     proxy.trap("", Fault::Forget);
-    let asked = lease::acquire(&mut *a.0, &BootClock, request(&key("c"), LONG), WaitPolicy::For(LONG), LIMITS, pending::<()>(), |_| {});
+    let asked = lease::acquire(
+        &mut *a.0,
+        &BootClock,
+        request(&key("c"), LONG),
+        WaitPolicy::For(LONG),
+        LIMITS,
+        pending::<()>(),
+        |_| {},
+    );
     assert!(matches!(asked.await, Ok(Outcome::Granted(_))));
     for name in ["job", "b"] {
         let mut other = lab.client().await;
@@ -118,13 +170,31 @@ async fn a_release_over_a_lost_session_frees_the_lock(lab: &Lab) {
         } else {
             proxy.forget();
         }
-        let released = lease::release(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), Limits::DEFAULT).await;
+        let released = lease::release(
+            &mut *a.0,
+            &BootClock,
+            &job,
+            &held.token,
+            &Scope::Tree.into(),
+            Limits::DEFAULT,
+        )
+        .await;
         assert!(matches!(released, Released::Unknown(_)), "{released:?}");
         let mut b = lab.client().await;
-        let grant = b.wait_for(&waiting(&job, LONG), Duration::from_millis(100)).await;
-        assert_eq!(grant.drain_delay, Duration::ZERO, "{arrives}: no command runs");
+        let grant = b
+            .wait_for(&waiting(&job, LONG), Duration::from_millis(100))
+            .await;
+        assert_eq!(
+            grant.drain_delay,
+            Duration::ZERO,
+            "{arrives}: no command runs"
+        );
         let history = b.0.history(&job).await.expect("history");
-        let ends: Vec<_> = history.past.iter().map(|past| past.end.to_string()).collect();
+        let ends: Vec<_> = history
+            .past
+            .iter()
+            .map(|past| past.end.to_string())
+            .collect();
         assert_eq!(ends, ["released"], "{arrives}: {history:?}");
     }
 }
@@ -140,7 +210,9 @@ fn limited(lab: &Lab) -> String {
     if lab.kind.is_postgres() {
         let user = format!("few_{}", lab.postgres().database);
         lab.sql(&format!("CREATE ROLE {user} LOGIN CONNECTION LIMIT {FEW}"));
-        lab.sql(&format!("GRANT ALL ON ALL TABLES IN SCHEMA public TO {user}"));
+        lab.sql(&format!(
+            "GRANT ALL ON ALL TABLES IN SCHEMA public TO {user}"
+        ));
         return user;
     }
     let database = &lab.mariadb().database;
@@ -149,19 +221,35 @@ fn limited(lab: &Lab) -> String {
     user
 }
 
-/// Each contender is a client of its own for each of its locks, and waits for as long as all of them may take.
+/// Each contender is a client of its own for each of its locks, and waits for as long as all of
+/// them may take.
 async fn all_contenders_get(lab: &Lab, keys: &[&str]) {
     let user = limited(lab);
     let freed = std::cell::Cell::new(None::<Instant>);
     let contend = async |_| {
         let claim = |name: &&str| Claim {
-            backend: lab.client_with("dlock", |options| options.user = Some(user.clone())).0,
-            request: Request { waiting: true, ..request(&key(name), LONG) },
+            backend: lab
+                .client_with("dlock", |options| options.user = Some(user.clone()))
+                .0,
+            request: Request {
+                waiting: true,
+                ..request(&key(name), LONG)
+            },
         };
         let mut claims: Vec<Claim> = keys.iter().map(claim).collect();
         let wait_policy = WaitPolicy::For(LONG);
-        let taken = lease::acquire_all(&mut claims, &BootClock, wait_policy, Limits::DEFAULT, pending::<()>(), |_, _| {}).await;
-        let Ok(GroupOutcome::Granted(leases)) = taken else { panic!("{taken:?}") };
+        let taken = lease::acquire_all(
+            &mut claims,
+            &BootClock,
+            wait_policy,
+            Limits::DEFAULT,
+            pending::<()>(),
+            |_, _| {},
+        )
+        .await;
+        let Ok(GroupOutcome::Granted(leases)) = taken else {
+            panic!("{taken:?}")
+        };
         let idle = freed.take().map_or(Duration::ZERO, |freed| freed.elapsed());
         lab.pass(Duration::from_millis(30)).await;
         lease::undo_all(&mut claims, &leases, &BootClock, Limits::DEFAULT, false).await;

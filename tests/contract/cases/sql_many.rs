@@ -29,7 +29,9 @@ pub fn all() -> Vec<Case> {
         one_release_admits_many_readers,
         all_kinds_at_once_exclude_each_other_and_no_waiter_is_forgotten,
     ];
-    all.extend(cases![|kind| kind == Kind::PostgresLease => a_hand_over_costs_the_same_with_many_waiters]);
+    all.extend(
+        cases![|kind| kind == Kind::PostgresLease => a_hand_over_costs_the_same_with_many_waiters],
+    );
     all
 }
 
@@ -44,11 +46,30 @@ async fn many_readers_are_granted_at_once(lab: &Lab) {
         clients.push((client, reader(request(&job, LONG))));
     }
     let began = Instant::now();
-    join_all(clients.iter_mut().map(async |(client, request)| client.take(request).await)).await;
+    join_all(
+        clients
+            .iter_mut()
+            .map(async |(client, request)| client.take(request).await),
+    )
+    .await;
     assert_eq!(lab.client().await.inspect(&job).await.holders.len(), MANY);
-    join_all(clients.iter_mut().map(async |(client, request)| client.renewed(request, None).await)).await;
-    join_all(clients.iter_mut().map(async |(client, request)| client.free(request).await)).await;
-    assert!(began.elapsed() < stretched(Duration::from_secs(20)), "{:?}", began.elapsed());
+    join_all(
+        clients
+            .iter_mut()
+            .map(async |(client, request)| client.renewed(request, None).await),
+    )
+    .await;
+    join_all(
+        clients
+            .iter_mut()
+            .map(async |(client, request)| client.free(request).await),
+    )
+    .await;
+    assert!(
+        began.elapsed() < stretched(Duration::from_secs(20)),
+        "{:?}",
+        began.elapsed()
+    );
     assert_eq!(column(lab, "document"), None);
 }
 
@@ -69,9 +90,17 @@ async fn one_release_admits_many_readers(lab: &Lab) {
     };
     // No waiter polls before the case is over.
     let never = Duration::from_secs(60);
-    let all = join_all(clients.iter_mut().map(async |(client, wanted)| client.wait_for(wanted, never).await));
+    let all = join_all(
+        clients
+            .iter_mut()
+            .map(async |(client, wanted)| client.wait_for(wanted, never).await),
+    );
     let (_, released) = tokio::join!(all, release);
-    assert!(released.elapsed() < stretched(Duration::from_secs(10)), "{:?}", released.elapsed());
+    assert!(
+        released.elapsed() < stretched(Duration::from_secs(10)),
+        "{:?}",
+        released.elapsed()
+    );
     assert_eq!(a.inspect(&job).await.holders.len(), MANY);
 }
 
@@ -98,8 +127,17 @@ async fn all_kinds_at_once_exclude_each_other_and_no_waiter_is_forgotten(lab: &L
         let (job, inside) = (&job, &inside);
         clients.push(async move {
             for _ in 0..12 {
-                let mode = [Mode::Exclusive, Mode::Shared, Mode::Shared, Mode::Permits(2)][dice.roll(4)];
-                let wanted = Request { mode, fair: dice.roll(2) == 0, ..waiting(job, LONG) };
+                let mode = [
+                    Mode::Exclusive,
+                    Mode::Shared,
+                    Mode::Shared,
+                    Mode::Permits(2),
+                ][dice.roll(4)];
+                let wanted = Request {
+                    mode,
+                    fair: dice.roll(2) == 0,
+                    ..waiting(job, LONG)
+                };
                 let granted = lease::acquire(
                     &mut *client.0,
                     &BootClock,
@@ -109,21 +147,45 @@ async fn all_kinds_at_once_exclude_each_other_and_no_waiter_is_forgotten(lab: &L
                     pending::<()>(),
                     |_| {},
                 );
-                let Ok(Outcome::Granted(lease)) = granted.await else { panic!("{mode:?} was not granted") };
-                let number =
-                    client.inspect(job).await.holders.into_iter().find(|one| one.fence == Some(lease.fence)).and_then(|one| one.permit);
+                let Ok(Outcome::Granted(lease)) = granted.await else {
+                    panic!("{mode:?} was not granted")
+                };
+                let number = client
+                    .inspect(job)
+                    .await
+                    .holders
+                    .into_iter()
+                    .find(|one| one.fence == Some(lease.fence))
+                    .and_then(|one| one.permit);
                 {
                     let mut inside = inside.borrow_mut();
-                    let empty = inside.empty.take().map_or(Duration::ZERO, |since| since.elapsed());
+                    let empty = inside
+                        .empty
+                        .take()
+                        .map_or(Duration::ZERO, |since| since.elapsed());
                     inside.longest = inside.longest.max(empty);
                     match mode {
                         Mode::Exclusive => inside.writers += 1,
                         Mode::Shared => inside.readers += 1,
                         Mode::Permits(_) => inside.permits.push(number.expect("a number")),
                     }
-                    let Inside { writers, readers, permits, .. } = &*inside;
-                    assert!(*writers <= 1 && usize::from(*writers > 0) + usize::from(*readers > 0) + usize::from(!permits.is_empty()) == 1);
-                    assert!(permits.len() <= 2 && (permits.len() < 2 || permits[0] != permits[1]), "{permits:?}");
+                    let Inside {
+                        writers,
+                        readers,
+                        permits,
+                        ..
+                    } = &*inside;
+                    assert!(
+                        *writers <= 1
+                            && usize::from(*writers > 0)
+                                + usize::from(*readers > 0)
+                                + usize::from(!permits.is_empty())
+                                == 1
+                    );
+                    assert!(
+                        permits.len() <= 2 && (permits.len() < 2 || permits[0] != permits[1]),
+                        "{permits:?}"
+                    );
                 }
                 tokio::time::sleep(Duration::from_millis(dice.roll(8) as u64)).await;
                 if dice.roll(3) == 0 {
@@ -145,13 +207,23 @@ async fn all_kinds_at_once_exclude_each_other_and_no_waiter_is_forgotten(lab: &L
         });
     }
     join_all(clients).await;
-    // Without a notification waiters would poll after five seconds; even on a slow machine a hold lasts at most one.
-    assert!(inside.borrow().longest < Duration::from_secs(4), "{:?} of {:?}, seed {seed}", inside.borrow().longest, began.elapsed());
+    // Without a notification waiters would poll after five seconds; even on a slow machine a hold
+    // lasts at most one.
+    assert!(
+        inside.borrow().longest < Duration::from_secs(4),
+        "{:?} of {:?}, seed {seed}",
+        inside.borrow().longest,
+        began.elapsed()
+    );
     assert_eq!(column(lab, "document"), None);
 }
 
 /// Returns the average number of requests between two releases, with this many waiters.
-async fn cost_of_a_hand_over(lab: &Lab, wanted: impl Fn(Request) -> Request, waiters: usize) -> f64 {
+async fn cost_of_a_hand_over(
+    lab: &Lab,
+    wanted: impl Fn(Request) -> Request,
+    waiters: usize,
+) -> f64 {
     let proxy = Proxy::to(lab.postgres().server().port);
     let (mut a, job) = (lab.postgres().through(&proxy), key("job"));
     let held = wanted(request(&job, LONG));
@@ -174,18 +246,34 @@ async fn cost_of_a_hand_over(lab: &Lab, wanted: impl Fn(Request) -> Request, wai
         a.free(&held).await;
     };
     tokio::join!(all, first);
-    // Each waiter sends one request at the beginning, and polls every few seconds, which matters on a slow machine.
+    // Each waiter sends one request at the beginning, and polls every few seconds, which matters on
+    // a slow machine.
     #[allow(clippy::cast_precision_loss)]
     let asked = (proxy.requests() - before) as f64 / waiters as f64;
     asked - began.elapsed().as_secs_f64()
 }
 
 async fn a_hand_over_costs_the_same_with_many_waiters(lab: &Lab) {
-    let fair = |of: Request| Request { fair: of.waiting, ..of };
-    let permits = |of| Request { mode: Mode::Permits(1), ..of };
-    for (name, kind) in [("fair", fair as fn(Request) -> Request), ("permits", permits)] {
-        let (few, many) = (cost_of_a_hand_over(lab, kind, 4).await, cost_of_a_hand_over(lab, kind, 40).await);
+    let fair = |of: Request| Request {
+        fair: of.waiting,
+        ..of
+    };
+    let permits = |of| Request {
+        mode: Mode::Permits(1),
+        ..of
+    };
+    for (name, kind) in [
+        ("fair", fair as fn(Request) -> Request),
+        ("permits", permits),
+    ] {
+        let (few, many) = (
+            cost_of_a_hand_over(lab, kind, 4).await,
+            cost_of_a_hand_over(lab, kind, 40).await,
+        );
         // A hand-over takes about 7 requests. Waking all waiters would take 80.
-        assert!(few < 20.0 && many < 20.0, "{name}: {few} with 4, {many} with 40");
+        assert!(
+            few < 20.0 && many < 20.0,
+            "{name}: {few} with 4, {many} with 40"
+        );
     }
 }

@@ -9,8 +9,8 @@ use dlock::{
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{
-        Amendment, Attempt, Backend, Effect, End, Fence, Key, Kind as ErrorKind, Metadata, Progress, Release, ReleaseInfo, Renewal,
-        Request, RunPolicy, Scope,
+        Amendment, Attempt, Backend, Effect, End, Fence, Key, Kind as ErrorKind, Metadata,
+        Progress, Release, ReleaseInfo, Renewal, Request, RunPolicy, Scope,
     },
 };
 
@@ -41,13 +41,15 @@ pub fn all() -> Vec<Case> {
         cases![|kind| matches!(kind, Kind::PostgresRow | Kind::MariadbRow | Kind::MysqlRow) => a_holder_whose_session_ended_unnoticed_leaves_the_next_one],
     );
     all.extend(cases![|kind| kind.is_sql() => modes_of_one_table_exclude_each_other]);
-    all.extend(cases![|kind| kind == Kind::PostgresLease || kind.is_mysql_lease() =>
-        at_least_holds_for_shedlock,
-        a_table_that_shedlock_may_share_is_not_collected,
-        a_session_that_reuses_an_id_is_not_killed,
-        passwords_and_certificates_are_checked,
-        a_unix_socket_serves,
-    ]);
+    all.extend(
+        cases![|kind| kind == Kind::PostgresLease || kind.is_mysql_lease() =>
+            at_least_holds_for_shedlock,
+            a_table_that_shedlock_may_share_is_not_collected,
+            a_session_that_reuses_an_id_is_not_killed,
+            passwords_and_certificates_are_checked,
+            a_unix_socket_serves,
+        ],
+    );
     all.extend(cases![|kind| kind.is_sql() => a_server_without_free_connections_is_retried, a_restarted_server_is_retried]);
     all.extend(cases![|kind| kind.is_postgres() => an_encoding_without_all_characters_stops_no_job, a_standby_can_be_inspected]);
     all.extend(cases![|kind| kind == Kind::PostgresLease =>
@@ -74,13 +76,20 @@ enum Own {
 impl Own {
     async fn start(lab: &Lab) -> Self {
         let own = if lab.kind.is_postgres() {
-            let server = Postgres::with(pg::Options { durable: true, ..Default::default() });
+            let server = Postgres::with(pg::Options {
+                durable: true,
+                ..Default::default()
+            });
             let mut options = lab.postgres().options("dlock");
             options.sql.database = Some("postgres".into());
             Self::Postgres(server, options)
         } else {
             let product = lab.mariadb().server().product();
-            let server = MariaDb::with(mariadb::Options { product, durable: true, ..Default::default() });
+            let server = MariaDb::with(mariadb::Options {
+                product,
+                durable: true,
+                ..Default::default()
+            });
             server.sql("mysql", "CREATE DATABASE app");
             let mut options = lab.mariadb().options("dlock");
             options.sql.database = Some("app".into());
@@ -102,7 +111,10 @@ impl Own {
     }
 
     fn through(&self, port: u16) -> Client {
-        let server = SqlServer::Tcp { host: "127.0.0.1".into(), port };
+        let server = SqlServer::Tcp {
+            host: "127.0.0.1".into(),
+            port,
+        };
         Client(match self {
             Self::Postgres(_, options) => {
                 let mut options = options.clone();
@@ -152,20 +164,35 @@ async fn a_hold_of_a_server_that_crashed_is_waited_out(lab: &Lab) {
     server.restart();
     let mut b = server.client();
     let busy = b.refused(&request(&job, LEASE)).await;
-    assert_eq!(busy.holders.iter().map(|holder| holder.fence).collect::<Vec<_>>(), [Some(fence)], "{busy:?}");
+    assert_eq!(
+        busy.holders
+            .iter()
+            .map(|holder| holder.fence)
+            .collect::<Vec<_>>(),
+        [Some(fence)],
+        "{busy:?}"
+    );
     let state = b.inspect(&job).await;
-    assert!(state.holders.len() == 1 && state.holders[0].renewed_ago.is_none(), "whether the holder lives is unknown: {state:?}");
+    assert!(
+        state.holders.len() == 1 && state.holders[0].renewed_ago.is_none(),
+        "whether the holder lives is unknown: {state:?}"
+    );
     let mut c = server.client();
     let wanted = waiting(&job, LEASE);
     let grant = c.wait_for(&wanted, LEASE * 3).await;
     assert!(taken.elapsed() >= LEASE, "{:?}", taken.elapsed());
     assert!(grant.fence > fence);
     let past = c.0.history(&job).await.expect("history").past;
-    assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Expired), "{past:?}");
+    assert!(
+        past.iter()
+            .any(|past| past.fence == Some(fence) && past.end == End::Expired),
+        "{past:?}"
+    );
     c.free(&wanted).await;
 }
 
-/// The session with the lock is ended, and the lock has its next holder, before the client asks for its fence.
+/// The session with the lock is ended, and the lock has its next holder, before the client asks for
+/// its fence.
 async fn a_holder_whose_session_ended_unnoticed_leaves_the_next_one(lab: &Lab) {
     let server = Own::start(lab).await;
     let proxy = Proxy::to(server.port());
@@ -176,7 +203,10 @@ async fn a_holder_whose_session_ended_unnoticed_leaves_the_next_one(lab: &Lab) {
     let wanted = waiting(&job, LONG);
     let late = stretched(Duration::from_secs(2));
     // MySQL first reads the last fence.
-    proxy.trap(lab.either("vanished AS", "SELECT fence FROM"), Fault::Late(late));
+    proxy.trap(
+        lab.either("vanished AS", "SELECT fence FROM"),
+        Fault::Late(late),
+    );
     let other = async {
         lab.pass(late / 4).await;
         server.end_transactions();
@@ -189,14 +219,26 @@ async fn a_holder_whose_session_ended_unnoticed_leaves_the_next_one(lab: &Lab) {
     let (_, (mut b, next, fence)) = tokio::join!(a.0.try_acquire(&wanted), other);
     lab.pass(late / 2).await;
     let state = b.inspect(&job).await;
-    assert!(state.holders.iter().any(|holder| holder.fence == Some(fence)), "{fence} in {state:?}");
+    assert!(
+        state
+            .holders
+            .iter()
+            .any(|holder| holder.fence == Some(fence)),
+        "{fence} in {state:?}"
+    );
     b.free(&next).await;
     let history = b.0.history(&job).await.expect("history");
-    let ends: Vec<_> = history.past.iter().filter(|past| past.fence == Some(fence)).map(|past| past.end.to_string()).collect();
+    let ends: Vec<_> = history
+        .past
+        .iter()
+        .filter(|past| past.fence == Some(fence))
+        .map(|past| past.end.to_string())
+        .collect();
     assert_eq!(ends, ["released"], "{history:?}");
 }
 
-/// Writes that another server has the hold, whose session ends with its client, and when its lease ends, in hours from now.
+/// Writes that another server has the hold, whose session ends with its client, and when its lease
+/// ends, in hours from now.
 async fn leave_hold(lab: &Lab, job: &Key, lease: Duration, hours: u32) -> Fence {
     leave_hold_for(lab, job, lease, Duration::from_secs(3600) * hours).await
 }
@@ -212,7 +254,9 @@ async fn leave_hold_for(lab: &Lab, job: &Key, lease: Duration, left: Duration) -
         format!("clock_timestamp() + interval '{ms} milliseconds'"),
         format!("TIMESTAMPADD(MICROSECOND, {ms} * 1000, UTC_TIMESTAMP(6))"),
     );
-    lab.sql(&format!("UPDATE dlock_sessions SET server = 'another/1', ends = {ends} WHERE name = 'dlock:{job}'"));
+    lab.sql(&format!(
+        "UPDATE dlock_sessions SET server = 'another/1', ends = {ends} WHERE name = 'dlock:{job}'"
+    ));
     fence
 }
 
@@ -221,18 +265,27 @@ async fn a_clock_that_was_set_back_prolongs_no_hold_of_a_crashed_server(lab: &La
     let (job, lease) = (key("job"), Duration::from_secs(4));
     leave_hold(lab, &job, lease, 1).await;
     let (mut b, wanted) = (lab.client().await, waiting(&key("job"), lease));
-    let taken = tokio::time::timeout(lease + stretched(Duration::from_secs(4)), b.wait_for(&wanted, lease));
+    let taken = tokio::time::timeout(
+        lease + stretched(Duration::from_secs(4)),
+        b.wait_for(&wanted, lease),
+    );
     taken.await.expect("granted when a lease has passed");
     b.free(&wanted).await;
 }
 
-/// The grant writes the history entry first, at which it is delayed here, and then replaces the record.
+/// The grant writes the history entry first, at which it is delayed here, and then replaces the
+/// record.
 async fn a_lease_that_ends_during_the_next_grant_is_recorded(lab: &Lab) {
     let job = key("job");
     let fence = leave_hold_for(lab, &job, LONG, stretched(Duration::from_secs(2))).await;
     let mut b = lab.client().await;
-    let left = b.refused(&request(&job, LONG)).await.expires_in.expect("an expiry");
-    lab.pass(left.saturating_sub(Duration::from_millis(900))).await;
+    let left = b
+        .refused(&request(&job, LONG))
+        .await
+        .expires_in
+        .expect("an expiry");
+    lab.pass(left.saturating_sub(Duration::from_millis(900)))
+        .await;
     let delayed = lab.meanwhile(lab.either(
         "BEGIN; LOCK TABLE dlock_runs IN EXCLUSIVE MODE; SELECT pg_sleep(1.2); COMMIT",
         "LOCK TABLES dlock_runs WRITE; DO SLEEP(1.2); UNLOCK TABLES",
@@ -242,23 +295,43 @@ async fn a_lease_that_ends_during_the_next_grant_is_recorded(lab: &Lab) {
     b.wait_for(&wanted, Duration::from_millis(50)).await;
     delayed.join().expect("the table is unlocked");
     let past = b.0.history(&job).await.expect("history").past;
-    assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Expired), "{past:?}");
+    assert!(
+        past.iter()
+            .any(|past| past.fence == Some(fence) && past.end == End::Expired),
+        "{past:?}"
+    );
 }
 
-/// The history is locked for longer than a statement waits. PostgreSQL releases and records in one statement.
+/// The history is locked for longer than a statement waits. PostgreSQL releases and records in one
+/// statement.
 async fn a_release_that_cannot_be_recorded_changes_nothing(lab: &Lab) {
     let (mut a, held) = (lab.client().await, request(&key("job"), LONG));
     let fence = a.take(&held).await.fence;
     let locked = lab.meanwhile("LOCK TABLES dlock_runs WRITE; DO SLEEP(2.5); UNLOCK TABLES");
     lab.pass(Duration::from_millis(600)).await;
-    let info = ReleaseInfo { end: Some(End::Exited(0)), ..Scope::Tree.into() };
-    let refused = a.0.release(&held.key, &held.token, &info).await.expect_err("not recorded");
+    let info = ReleaseInfo {
+        end: Some(End::Exited(0)),
+        ..Scope::Tree.into()
+    };
+    let refused =
+        a.0.release(&held.key, &held.token, &info)
+            .await
+            .expect_err("not recorded");
     assert_eq!(refused.kind, ErrorKind::Unavailable, "{refused:?}");
     lab.client().await.refused(&request(&held.key, LONG)).await;
     locked.join().expect("the table is unlocked");
-    assert_eq!(a.0.release(&held.key, &held.token, &info).await.expect("released"), Release::Released);
+    assert_eq!(
+        a.0.release(&held.key, &held.token, &info)
+            .await
+            .expect("released"),
+        Release::Released
+    );
     let past = a.0.history(&held.key).await.expect("history").past;
-    assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Exited(0)), "{past:?}");
+    assert!(
+        past.iter()
+            .any(|past| past.fence == Some(fence) && past.end == End::Exited(0)),
+        "{past:?}"
+    );
 }
 
 async fn a_broken_hold_of_a_crashed_server_is_recorded(lab: &Lab) {
@@ -266,9 +339,17 @@ async fn a_broken_hold_of_a_crashed_server_is_recorded(lab: &Lab) {
     let fence = leave_hold(lab, &job, LONG, 1).await;
     let mut b = lab.client().await;
     let mark = super::history::broken("its node is gone");
-    assert!(b.0.amend(&job, Amendment::Evict(fence, &mark)).await.expect("evicted"));
+    assert!(
+        b.0.amend(&job, Amendment::Evict(fence, &mark))
+            .await
+            .expect("evicted")
+    );
     let past = b.0.history(&job).await.expect("history").past;
-    assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Broken), "{past:?}");
+    assert!(
+        past.iter()
+            .any(|past| past.fence == Some(fence) && past.end == End::Broken),
+        "{past:?}"
+    );
     b.hold(&job).await;
 }
 
@@ -280,12 +361,26 @@ async fn a_hold_released_after_a_crash_is_not_waited_out(lab: &Lab) {
     let fence = a.take(&held).await.fence;
     server.restart();
     server.client().refused(&request(&job, LONG)).await;
-    let info = ReleaseInfo { end: Some(End::Exited(0)), ..Scope::Tree.into() };
-    let released = a.0.release(&job, &held.token, &info).await.expect("released");
-    assert_eq!(released, Release::NotHeld, "the hold was lost, and has ended");
+    let info = ReleaseInfo {
+        end: Some(End::Exited(0)),
+        ..Scope::Tree.into()
+    };
+    let released =
+        a.0.release(&job, &held.token, &info)
+            .await
+            .expect("released");
+    assert_eq!(
+        released,
+        Release::NotHeld,
+        "the hold was lost, and has ended"
+    );
     server.client().hold(&job).await;
     let past = server.client().0.history(&job).await.expect("history").past;
-    assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Exited(0)), "{past:?}");
+    assert!(
+        past.iter()
+            .any(|past| past.fence == Some(fence) && past.end == End::Exited(0)),
+        "{past:?}"
+    );
 }
 
 async fn modes_of_one_table_exclude_each_other(lab: &Lab) {
@@ -317,54 +412,103 @@ async fn modes_of_one_table_exclude_each_other(lab: &Lab) {
         if b.0.identity().url == own {
             continue;
         }
-        let error = b.0.try_acquire(&request(&job, LONG)).await.expect_err("another mode");
+        let error =
+            b.0.try_acquire(&request(&job, LONG))
+                .await
+                .expect_err("another mode");
         assert_eq!(error.kind, ErrorKind::Config, "{mode}: {error}");
         a.renewed(&held, None).await;
     }
     a.free(&held).await;
     // The client that runs `init` sets the mode of the tables.
-    let other = if own.contains("mode=row") { "lease" } else { "row" };
+    let other = if own.contains("mode=row") {
+        "lease"
+    } else {
+        "row"
+    };
     let mut b = open(other);
     b.0.init().await.expect("init");
     let theirs = b.hold(&job).await;
-    assert_eq!(a.0.try_acquire(&request(&job, LONG)).await.expect_err("another mode").kind, ErrorKind::Config);
+    assert_eq!(
+        a.0.try_acquire(&request(&job, LONG))
+            .await
+            .expect_err("another mode")
+            .kind,
+        ErrorKind::Config
+    );
     b.free(&theirs).await;
 }
 
 async fn at_least_holds_for_shedlock(lab: &Lab) {
     let job = key("job");
     let mut a = lab.client().await;
-    let run_policy = RunPolicy { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: None, anyway: false };
-    let held = Request { run_policy: Some(run_policy), ..request(&job, LONG) };
+    let run_policy = RunPolicy {
+        place: "a".into(),
+        skew_guard: None,
+        at_least: Some(Duration::from_secs(60)),
+        once: None,
+        anyway: false,
+    };
+    let held = Request {
+        run_policy: Some(run_policy),
+        ..request(&job, LONG)
+    };
     a.take(&held).await;
     a.free(&held).await;
     let until = lab.either("timezone('utc', CURRENT_TIMESTAMP)", "UTC_TIMESTAMP(3)");
     let free = format!("SELECT 1 FROM dlock WHERE name = 'dlock:job' AND lock_until <= {until}");
-    assert_eq!(lab.sql(&free).len(), 0, "ShedLock took a lock that at-least keeps");
+    assert_eq!(
+        lab.sql(&free).len(),
+        0,
+        "ShedLock took a lock that at-least keeps"
+    );
     let state = a.inspect(&job).await;
     assert!(state.holders.is_empty(), "the lock has a holder: {state:?}");
     assert!(a.keys("").await.is_empty());
-    assert!(matches!(a.attempt(&request(&job, LONG)).await, Attempt::Denied(_)), "at-least does not deny the run");
+    assert!(
+        matches!(a.attempt(&request(&job, LONG)).await, Attempt::Denied(_)),
+        "at-least does not deny the run"
+    );
     let past = a.0.history(&job).await.expect("history").past;
-    assert_eq!(past.len(), 1, "a released hold was recorded as vanished: {past:?}");
+    assert_eq!(
+        past.len(),
+        1,
+        "a released hold was recorded as vanished: {past:?}"
+    );
     // An undone hold denies no other run.
     let undone = key("undone");
-    let held = Request { key: undone.clone(), ..Request { run_policy: held.run_policy.clone(), ..request(&undone, LONG) } };
+    let held = Request {
+        key: undone.clone(),
+        ..Request {
+            run_policy: held.run_policy.clone(),
+            ..request(&undone, LONG)
+        }
+    };
     a.take(&held).await;
-    assert_eq!(a.0.release(&undone, &held.token, &ReleaseInfo::UNDO).await.expect("an answer"), Release::Released);
+    assert_eq!(
+        a.0.release(&undone, &held.token, &ReleaseInfo::UNDO)
+            .await
+            .expect("an answer"),
+        Release::Released
+    );
     assert_eq!(lab.sql(&free.replace("dlock:job", "dlock:undone")).len(), 1);
 }
 
 async fn a_table_that_shedlock_may_share_is_not_collected(lab: &Lab) {
     let open = |table: &str, namespace: &str, vouched: bool| {
-        lab.client_with(namespace, |options| (options.table, options.no_shedlock) = (table.into(), vouched))
+        lab.client_with(namespace, |options| {
+            (options.table, options.no_shedlock) = (table.into(), vouched);
+        })
     };
     for (table, namespace) in [("shedlock", "dlock"), ("dlock", "")] {
         let mut a = open(table, namespace, false);
         a.0.init().await.expect("init");
         let held = a.hold(&key("job")).await;
         a.free(&held).await;
-        let error = a.0.collect(Duration::ZERO, &Progress::default()).await.expect_err("ShedLock's nodes remember the row");
+        let error =
+            a.0.collect(Duration::ZERO, &Progress::default())
+                .await
+                .expect_err("ShedLock's nodes remember the row");
         assert_eq!(error.kind, ErrorKind::Unsupported, "{error}");
         open(table, namespace, true)
             .0
@@ -374,7 +518,8 @@ async fn a_table_that_shedlock_may_share_is_not_collected(lab: &Lab) {
     }
 }
 
-/// The answer to a grant is lost, the server is restarted, and another session reuses the session's id.
+/// The answer to a grant is lost, the server is restarted, and another session reuses the session's
+/// id.
 async fn a_session_that_reuses_an_id_is_not_killed(lab: &Lab) {
     let mut server = Own::start(lab).await;
     let proxy = Proxy::to(server.port());
@@ -382,11 +527,17 @@ async fn a_session_that_reuses_an_id_is_not_killed(lab: &Lab) {
     let job = key("job");
     proxy.trap(lab.server().acquire_mark(), Fault::Swallow);
     let wanted = request(&job, LONG);
-    assert!(tokio::time::timeout(Duration::from_millis(500), a.0.try_acquire(&wanted)).await.is_err(), "no answer");
+    assert!(
+        tokio::time::timeout(Duration::from_millis(500), a.0.try_acquire(&wanted))
+            .await
+            .is_err(),
+        "no answer"
+    );
     proxy.cut();
     server.restart();
     let Own::MariaDb(database, _) = &server else {
-        // PostgreSQL's process ids can't be forced to repeat, and dlock also compares the session's name.
+        // PostgreSQL's process ids can't be forced to repeat, and dlock also compares the session's
+        // name.
         a.take(&wanted).await;
         return;
     };
@@ -394,10 +545,23 @@ async fn a_session_that_reuses_an_id_is_not_killed(lab: &Lab) {
     while others.len() < 40 {
         others.push(database.keep("mysql", "SELECT 1"));
     }
-    let taken = lease::acquire(&mut *a.0, &BootClock, wanted, WaitPolicy::Try, Limits::DEFAULT, std::future::pending::<()>(), |_| {}).await;
+    let taken = lease::acquire(
+        &mut *a.0,
+        &BootClock,
+        wanted,
+        WaitPolicy::Try,
+        Limits::DEFAULT,
+        std::future::pending::<()>(),
+        |_| {},
+    )
+    .await;
     assert!(matches!(taken, Ok(Outcome::Granted(_))), "{taken:?}");
     let left = database.text("mysql", "SELECT COUNT(*) FROM information_schema.processlist WHERE db = 'mysql' AND id <> CONNECTION_ID()");
-    assert_eq!(left.parse(), Ok(others.len()), "a session of another client was killed");
+    assert_eq!(
+        left.parse(),
+        Ok(others.len()),
+        "a session of another client was killed"
+    );
 }
 
 async fn an_encoding_without_all_characters_stops_no_job(lab: &Lab) {
@@ -409,18 +573,46 @@ async fn an_encoding_without_all_characters_stops_no_job(lab: &Lab) {
     {
         let mut a = Client(postgres::backend(options));
         a.0.init().await.expect("init");
-        assert!(a.0.notices().iter().any(|notice| notice.text.contains("encoding")), "init reports it");
+        assert!(
+            a.0.notices()
+                .iter()
+                .any(|notice| notice.text.contains("encoding")),
+            "init reports it"
+        );
         let job = key("job");
         let said = "\u{65e5}\u{672c} \u{1f512} \u{f8}";
-        let metadata = Metadata { host: Some(said.into()), description: Some(said.into()), ..Metadata::default() };
-        let held = Request { metadata: Some(metadata.clone()), ..request(&job, LONG) };
+        let metadata = Metadata {
+            host: Some(said.into()),
+            description: Some(said.into()),
+            ..Metadata::default()
+        };
+        let held = Request {
+            metadata: Some(metadata.clone()),
+            ..request(&job, LONG)
+        };
         a.take(&held).await;
-        assert_eq!(a.inspect(&job).await.holders[0].metadata.as_ref(), Some(&metadata));
-        let info = ReleaseInfo { end: Some(End::Exited(0)), why: Some(said.into()), run_state: None, ..ReleaseInfo::UNDO };
-        assert_eq!(a.0.release(&job, &held.token, &info).await.expect("released"), Release::Released);
+        assert_eq!(
+            a.inspect(&job).await.holders[0].metadata.as_ref(),
+            Some(&metadata)
+        );
+        let info = ReleaseInfo {
+            end: Some(End::Exited(0)),
+            why: Some(said.into()),
+            run_state: None,
+            ..ReleaseInfo::UNDO
+        };
+        assert_eq!(
+            a.0.release(&job, &held.token, &info)
+                .await
+                .expect("released"),
+            Release::Released
+        );
         let past = a.0.history(&job).await.expect("history").past;
         assert_eq!(past[0].metadata.as_ref(), Some(&metadata), "{past:?}");
-        let error = a.0.try_acquire(&request(&key(said), LONG)).await.expect_err("the encoding lacks these characters");
+        let error =
+            a.0.try_acquire(&request(&key(said), LONG))
+                .await
+                .expect_err("the encoding lacks these characters");
         assert_eq!(error.kind, ErrorKind::Config, "{error}");
         assert!(error.hint.is_some(), "{error:?}");
     }
@@ -428,9 +620,15 @@ async fn an_encoding_without_all_characters_stops_no_job(lab: &Lab) {
 }
 
 async fn a_standby_can_be_inspected(lab: &Lab) {
-    let mut server = Postgres::with(pg::Options { durable: true, ..Default::default() });
+    let mut server = Postgres::with(pg::Options {
+        durable: true,
+        ..Default::default()
+    });
     let mut options = lab.postgres().options("dlock");
-    options.sql.server = SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port };
+    options.sql.server = SqlServer::Tcp {
+        host: "127.0.0.1".into(),
+        port: server.port,
+    };
     options.sql.database = Some("postgres".into());
     let job = key("job");
     let mut a = Client(postgres::backend(options.clone()));
@@ -439,12 +637,28 @@ async fn a_standby_can_be_inspected(lab: &Lab) {
     server.standby();
     let mut b = Client(postgres::backend(options));
     let state = b.inspect(&job).await;
-    assert_eq!(state.holders.iter().map(|holder| holder.fence).collect::<Vec<_>>(), [Some(fence)], "{state:?}");
+    assert_eq!(
+        state
+            .holders
+            .iter()
+            .map(|holder| holder.fence)
+            .collect::<Vec<_>>(),
+        [Some(fence)],
+        "{state:?}"
+    );
     assert_eq!(b.keys("").await, ["job"]);
     b.0.history(&job).await.expect("history");
     for of in [request(&job, LONG), request(&key("other"), LONG)] {
-        let error = b.0.try_acquire(&of).await.expect_err("a standby accepts no writes");
-        assert!(error.kind == ErrorKind::Config && error.message.contains("standby") && error.hint.is_some(), "{error}");
+        let error =
+            b.0.try_acquire(&of)
+                .await
+                .expect_err("a standby accepts no writes");
+        assert!(
+            error.kind == ErrorKind::Config
+                && error.message.contains("standby")
+                && error.hint.is_some(),
+            "{error}"
+        );
     }
 }
 
@@ -454,15 +668,28 @@ async fn a_dead_client_is_granted_nothing(lab: &Lab) {
     let mut b = lab.client().await;
     let held = b.hold(&job).await;
     b.free(&held).await;
-    let kept = lab.postgres().keep("BEGIN; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
+    let kept = lab
+        .postgres()
+        .keep("BEGIN; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
     let mut a = lab.client().await;
-    assert!(tokio::time::timeout(Duration::from_millis(300), a.0.try_acquire(&request(&job, LONG))).await.is_err(), "the request waits");
+    assert!(
+        tokio::time::timeout(
+            Duration::from_millis(300),
+            a.0.try_acquire(&request(&job, LONG))
+        )
+        .await
+        .is_err(),
+        "the request waits"
+    );
     drop(a);
     // The server checks twice a second whether its client is connected.
     let waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dlock %' AND wait_event_type = 'Lock'";
     let began = std::time::Instant::now();
     while !lab.postgres().sql(waits).is_empty() {
-        assert!(began.elapsed() < stretched(Duration::from_secs(20)), "the dead client's session still waits");
+        assert!(
+            began.elapsed() < stretched(Duration::from_secs(20)),
+            "the dead client's session still waits"
+        );
         lab.pass(SLACK / 4).await;
     }
     drop(kept);
@@ -471,28 +698,62 @@ async fn a_dead_client_is_granted_nothing(lab: &Lab) {
 }
 
 async fn a_second_table_of_the_same_name_is_reported(lab: &Lab) {
-    lab.postgres().sql("CREATE SCHEMA other; CREATE TABLE other.dlock (LIKE public.dlock)");
+    lab.postgres()
+        .sql("CREATE SCHEMA other; CREATE TABLE other.dlock (LIKE public.dlock)");
     let mut client = lab.client().await;
     let found = client.0.examine().await.expect("an examination");
-    let schema = found.iter().find(|finding| finding.check == "schema").expect("a finding about the schema");
-    assert!(schema.text.contains("other.dlock") && schema.text.contains("public.dlock"), "{schema:?}");
+    let schema = found
+        .iter()
+        .find(|finding| finding.check == "schema")
+        .expect("a finding about the schema");
+    assert!(
+        schema.text.contains("other.dlock") && schema.text.contains("public.dlock"),
+        "{schema:?}"
+    );
     client.0.init().await.expect("init");
-    assert!(client.0.notices().iter().any(|notice| notice.text.contains("other.dlock")), "init reports it");
+    assert!(
+        client
+            .0
+            .notices()
+            .iter()
+            .any(|notice| notice.text.contains("other.dlock")),
+        "init reports it"
+    );
 }
 
 async fn a_statement_the_server_rejects_is_a_configuration_error(lab: &Lab) {
-    lab.postgres().sql("ALTER TABLE dlock ADD CONSTRAINT strict CHECK (name <> 'dlock:job')");
-    let error = lab.client().await.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("refused");
-    assert!(error.kind == ErrorKind::Config && error.message.contains("strict"), "{error}");
+    lab.postgres()
+        .sql("ALTER TABLE dlock ADD CONSTRAINT strict CHECK (name <> 'dlock:job')");
+    let error = lab
+        .client()
+        .await
+        .0
+        .try_acquire(&request(&key("job"), LONG))
+        .await
+        .expect_err("refused");
+    assert!(
+        error.kind == ErrorKind::Config && error.message.contains("strict"),
+        "{error}"
+    );
 }
 
 async fn a_shedlock_table_without_our_columns_is_an_error(lab: &Lab) {
     lab.mariadb().sql("CREATE TABLE shedlock (name VARCHAR(64) PRIMARY KEY, lock_until TIMESTAMP(3) NOT NULL, locked_at TIMESTAMP(3) NOT NULL, locked_by VARCHAR(255) NOT NULL)");
     let mut options = lab.mariadb().options("dlock");
     options.sql.table = "shedlock".into();
-    let error = Client(mysql::backend(options)).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("refused");
-    assert!(error.kind == ErrorKind::Config && error.message.contains("missing"), "{error}");
-    assert!(!error.message.contains("the lock table does not exist"), "{error}");
+    let error = Client(mysql::backend(options))
+        .0
+        .try_acquire(&request(&key("job"), LONG))
+        .await
+        .expect_err("refused");
+    assert!(
+        error.kind == ErrorKind::Config && error.message.contains("missing"),
+        "{error}"
+    );
+    assert!(
+        !error.message.contains("the lock table does not exist"),
+        "{error}"
+    );
 }
 
 /// The server is set up to end each session with its transaction.
@@ -502,7 +763,10 @@ async fn a_session_survives_its_transactions(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for _ in 0..2 {
-        let held = Request { ttl: ttl(LONG), ..request(&job, LONG) };
+        let held = Request {
+            ttl: ttl(LONG),
+            ..request(&job, LONG)
+        };
         a.take(&held).await;
         a.free(&held).await;
     }
@@ -542,7 +806,11 @@ async fn the_name_in_the_server_is_reported(lab: &Lab) {
             ))
             .len()
         } else {
-            lab.mariadb().sql(&format!("SELECT 1 FROM DUAL WHERE IS_USED_LOCK('{stored}') IS NOT NULL")).len()
+            lab.mariadb()
+                .sql(&format!(
+                    "SELECT 1 FROM DUAL WHERE IS_USED_LOCK('{stored}') IS NOT NULL"
+                ))
+                .len()
         };
         assert_eq!(held, 1, "{stored}");
     }
@@ -553,14 +821,21 @@ async fn passwords_and_certificates_are_checked(lab: &Lab) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let tls_names = vec!["127.0.0.1"];
     let server = if lab.kind.is_postgres() {
-        let server = Postgres::with(pg::Options { tls_names, passwords: Some("scram-sha-256"), ..Default::default() });
+        let server = Postgres::with(pg::Options {
+            tls_names,
+            passwords: Some("scram-sha-256"),
+            ..Default::default()
+        });
         server.sql(
             pg::USER,
             "SET password_encryption = 'scram-sha-256'; CREATE ROLE ana LOGIN PASSWORD 'p@ss:w/rd'; GRANT ALL ON SCHEMA public TO ana",
         );
         Own::Postgres(server, lab.postgres().options("dlock"))
     } else {
-        let server = MariaDb::with(mariadb::Options { tls_names, ..Default::default() });
+        let server = MariaDb::with(mariadb::Options {
+            tls_names,
+            ..Default::default()
+        });
         server.sql("mysql", "CREATE DATABASE app; CREATE USER ana IDENTIFIED BY 'p@ss:w/rd'; GRANT ALL ON app.* TO ana");
         Own::MariaDb(server, lab.mariadb().options("dlock"))
     };
@@ -571,19 +846,37 @@ async fn passwords_and_certificates_are_checked(lab: &Lab) {
     let ours = ours.map(|files| files.ca.clone());
     let client = |host: &str, tls, password: Option<&str>, authority: &Option<PathBuf>| {
         lab.client_with("dlock", |options| {
-            options.server = SqlServer::Tcp { host: host.into(), port: server.port() };
+            options.server = SqlServer::Tcp {
+                host: host.into(),
+                port: server.port(),
+            };
             options.user = Some("ana".into());
             options.database = Some(lab.either("postgres", "app").into());
-            (options.tls, options.password, options.files.ca_file) = (tls, password.map(Secret::new), authority.clone());
+            (options.tls, options.password, options.files.ca_file) =
+                (tls, password.map(Secret::new), authority.clone());
         })
     };
     let refused = async |mut client: Client, why: &str| {
-        let error = client.0.try_acquire(&request(&key("job"), LONG)).await.expect_err(why);
-        assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{why}: {error:?}");
+        let error = client
+            .0
+            .try_acquire(&request(&key("job"), LONG))
+            .await
+            .expect_err(why);
+        assert_eq!(
+            (error.kind, error.effect),
+            (ErrorKind::Denied, Effect::NotApplied),
+            "{why}: {error:?}"
+        );
         assert!(!format!("{error:?}").contains("wr0ng-secret"));
     };
     let host = "127.0.0.1";
-    for tls in [TlsMode::Disable, TlsMode::Prefer, TlsMode::Require, TlsMode::VerifyCa, TlsMode::VerifyFull] {
+    for tls in [
+        TlsMode::Disable,
+        TlsMode::Prefer,
+        TlsMode::Require,
+        TlsMode::VerifyCa,
+        TlsMode::VerifyFull,
+    ] {
         let mut a = client(host, tls, PASSWORD, &ours);
         a.0.init().await.expect("init");
         let held = a.hold(&key(&format!("{tls:?}"))).await;
@@ -591,7 +884,11 @@ async fn passwords_and_certificates_are_checked(lab: &Lab) {
         a.free(&held).await;
         if let Own::Postgres(server, _) = &server {
             let encrypted = "SELECT bool_or(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name LIKE 'dlock %'";
-            assert_eq!(server.text("postgres", encrypted) == "t", tls != TlsMode::Disable, "{tls:?}");
+            assert_eq!(
+                server.text("postgres", encrypted) == "t",
+                tls != TlsMode::Disable,
+                "{tls:?}"
+            );
             drop(a);
             // The session ends meanwhile.
             lab.pass(Duration::from_millis(100)).await;
@@ -602,16 +899,39 @@ async fn passwords_and_certificates_are_checked(lab: &Lab) {
         refused(client(host, TlsMode::Disable, PASSWORD, &ours), "in clear").await;
     }
     for password in [None, Some("wr0ng-secret")] {
-        refused(client(host, TlsMode::VerifyFull, password, &ours), "no password, or a wrong one").await;
+        refused(
+            client(host, TlsMode::VerifyFull, password, &ours),
+            "no password, or a wrong one",
+        )
+        .await;
     }
     let elsewhere = support::folder();
     let theirs = Some(support::tls::Certificates::make(elsewhere.path(), &["127.0.0.1"]).ca);
-    refused(client(host, TlsMode::VerifyFull, PASSWORD, &None), "the public authorities don't know it").await;
-    refused(client(host, TlsMode::VerifyFull, PASSWORD, &theirs), "another authority").await;
-    refused(client(host, TlsMode::VerifyCa, PASSWORD, &theirs), "another authority").await;
-    // With a known authority, a certificate for another name passes `verify-ca`, but not `verify-full`.
-    refused(client("localhost", TlsMode::VerifyFull, PASSWORD, &ours), "another name").await;
-    client("localhost", TlsMode::VerifyCa, PASSWORD, &ours).hold(&key("job")).await;
+    refused(
+        client(host, TlsMode::VerifyFull, PASSWORD, &None),
+        "the public authorities don't know it",
+    )
+    .await;
+    refused(
+        client(host, TlsMode::VerifyFull, PASSWORD, &theirs),
+        "another authority",
+    )
+    .await;
+    refused(
+        client(host, TlsMode::VerifyCa, PASSWORD, &theirs),
+        "another authority",
+    )
+    .await;
+    // With a known authority, a certificate for another name passes `verify-ca`, but not
+    // `verify-full`.
+    refused(
+        client("localhost", TlsMode::VerifyFull, PASSWORD, &ours),
+        "another name",
+    )
+    .await;
+    client("localhost", TlsMode::VerifyCa, PASSWORD, &ours)
+        .hold(&key("job"))
+        .await;
 }
 
 async fn a_unix_socket_serves(lab: &Lab) {
@@ -622,7 +942,14 @@ async fn a_unix_socket_serves(lab: &Lab) {
         let server = lab.mariadb().server();
         (server.socket(), server.port)
     };
-    let client = || lab.client_with("dlock", |options| options.server = SqlServer::Unix { path: PathBuf::clone(&path), port });
+    let client = || {
+        lab.client_with("dlock", |options| {
+            options.server = SqlServer::Unix {
+                path: PathBuf::clone(&path),
+                port,
+            }
+        })
+    };
     let (mut a, mut b) = (client(), client());
     let held = a.hold(&key("job")).await;
     let wanted = waiting(&key("job"), LONG);
@@ -634,20 +961,40 @@ async fn a_unix_socket_serves(lab: &Lab) {
     };
     let (_, released) = tokio::join!(b.wait_for(&wanted, LONG), release);
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
-    assert!(b.0.notices().iter().all(|notice| !notice.text.contains("waiters poll")), "a Unix socket was reported as a pooler");
+    assert!(
+        b.0.notices()
+            .iter()
+            .all(|notice| !notice.text.contains("waiters poll")),
+        "a Unix socket was reported as a pooler"
+    );
 }
 
 async fn a_server_without_free_connections_is_retried(lab: &Lab) {
     let server = if lab.kind.is_postgres() {
-        let settings = vec!["max_connections=8".into(), "superuser_reserved_connections=2".into()];
-        let server = Postgres::with(pg::Options { settings, ..Default::default() });
-        server.sql(pg::USER, "CREATE ROLE ana LOGIN; GRANT ALL ON SCHEMA public TO ana");
+        let settings = vec![
+            "max_connections=8".into(),
+            "superuser_reserved_connections=2".into(),
+        ];
+        let server = Postgres::with(pg::Options {
+            settings,
+            ..Default::default()
+        });
+        server.sql(
+            pg::USER,
+            "CREATE ROLE ana LOGIN; GRANT ALL ON SCHEMA public TO ana",
+        );
         let mut options = lab.postgres().options("dlock");
         (options.sql.user, options.sql.database) = (Some("ana".into()), Some("postgres".into()));
         Own::Postgres(server, options)
     } else {
-        let server = MariaDb::with(mariadb::Options { settings: vec!["--max-connections=10".into()], ..Default::default() });
-        server.sql("mysql", "CREATE DATABASE app; CREATE USER ana; GRANT ALL ON app.* TO ana");
+        let server = MariaDb::with(mariadb::Options {
+            settings: vec!["--max-connections=10".into()],
+            ..Default::default()
+        });
+        server.sql(
+            "mysql",
+            "CREATE DATABASE app; CREATE USER ana; GRANT ALL ON app.* TO ana",
+        );
         let mut options = lab.mariadb().options("dlock");
         (options.sql.user, options.sql.database) = (Some("ana".into()), Some("app".into()));
         Own::MariaDb(server, options)
@@ -664,11 +1011,29 @@ async fn a_server_without_free_connections_is_retried(lab: &Lab) {
         }
         assert!(others.len() < lab.either(8, 12));
     };
-    assert!(error.is_transient() && error.effect == Effect::NotApplied, "{error:?}");
-    assert!(lab.kind.is_postgres() || error.hint.as_deref().is_some_and(|hint| hint.contains("max_connections")), "{error:?}");
+    assert!(
+        error.is_transient() && error.effect == Effect::NotApplied,
+        "{error:?}"
+    );
+    assert!(
+        lab.kind.is_postgres()
+            || error
+                .hint
+                .as_deref()
+                .is_some_and(|hint| hint.contains("max_connections")),
+        "{error:?}"
+    );
     let mut a = server.client();
     let never = std::future::pending::<()>();
-    let take = lease::acquire(&mut *a.0, &BootClock, request(&key("job"), LONG), WaitPolicy::Try, Limits::DEFAULT, never, |_| {});
+    let take = lease::acquire(
+        &mut *a.0,
+        &BootClock,
+        request(&key("job"), LONG),
+        WaitPolicy::Try,
+        Limits::DEFAULT,
+        never,
+        |_| {},
+    );
     let leave = async {
         lab.pass(Duration::from_millis(500)).await;
         others.clear();
@@ -684,16 +1049,29 @@ async fn a_restarted_server_is_retried(lab: &Lab) {
     let held = a.hold(&job).await;
     let fence = a.inspect(&job).await.last_fence;
     server.restart();
-    let renewal = lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, ("ask", None), async |backend: &mut dyn Backend| {
-        backend.renew(&held.key, &held.token, None.into()).await
-    });
+    let renewal = lease::ask(
+        &mut *a.0,
+        &BootClock,
+        Limits::DEFAULT,
+        ("ask", None),
+        async |backend: &mut dyn Backend| backend.renew(&held.key, &held.token, None.into()).await,
+    );
     let renewal = renewal.await.expect("an answer");
     if lab.kind.held_by_session() {
         assert_eq!(renewal, Renewal::NotHeld, "sessions end with the server");
         // The old holder's command may still run until the holder reports its end.
         server.client().refused(&request(&job, LONG)).await;
-        let info = ReleaseInfo { end: Some(End::Lost), run_state: None, ..ReleaseInfo::UNDO };
-        assert_eq!(a.0.release(&job, &held.token, &info).await.expect("an answer"), Release::NotHeld);
+        let info = ReleaseInfo {
+            end: Some(End::Lost),
+            run_state: None,
+            ..ReleaseInfo::UNDO
+        };
+        assert_eq!(
+            a.0.release(&job, &held.token, &info)
+                .await
+                .expect("an answer"),
+            Release::NotHeld
+        );
     } else {
         assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
         server.client().refused(&request(&job, LONG)).await;

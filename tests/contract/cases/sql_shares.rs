@@ -7,7 +7,10 @@ use std::{
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, Busy, End, Init, Intent, Kind as ErrorKind, Mode, Progress, Release, Renewal, Request, Scope},
+    lock::{
+        Attempt, Busy, End, Init, Intent, Kind as ErrorKind, Mode, Progress, Release, Renewal,
+        Request, Scope,
+    },
 };
 
 use super::{Case, cases, history::history};
@@ -41,11 +44,18 @@ pub fn all() -> Vec<Case> {
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(5));
 
 pub fn reader(of: Request) -> Request {
-    Request { mode: Mode::Shared, ..of }
+    Request {
+        mode: Mode::Shared,
+        ..of
+    }
 }
 
 fn fair(of: Request) -> Request {
-    Request { fair: true, waiting: true, ..of }
+    Request {
+        fair: true,
+        waiting: true,
+        ..of
+    }
 }
 
 /// Returns text that only the statement contains that writes a row back.
@@ -54,22 +64,35 @@ fn write(lab: &Lab) -> &'static str {
 }
 
 pub fn column(lab: &Lab, what: &str) -> Option<String> {
-    Some(lab.sql(&format!("SELECT {what} FROM dlock WHERE name = 'dlock:job'"))[0][0].clone()).filter(|value| value != "NULL")
+    Some(
+        lab.sql(&format!(
+            "SELECT {what} FROM dlock WHERE name = 'dlock:job'"
+        ))[0][0]
+            .clone(),
+    )
+    .filter(|value| value != "NULL")
 }
 
 /// Ends ShedLock's hold.
 fn end_shedlock(lab: &Lab) {
     let now = lab.either("timezone('utc', clock_timestamp())", "UTC_TIMESTAMP(6)");
-    lab.sql(&format!("UPDATE dlock SET lock_until = {now} WHERE locked_by = 'web7'"));
+    lab.sql(&format!(
+        "UPDATE dlock SET lock_until = {now} WHERE locked_by = 'web7'"
+    ));
 }
 
-/// Starts another client's transaction, which writes a document into the row, and lasts for another second.
+/// Starts another client's transaction, which writes a document into the row, and lasts for another
+/// second.
 fn put_document(lab: &Lab, document: &str) -> std::thread::JoinHandle<()> {
     let update = format!("UPDATE dlock SET document = '{document}', revision = revision + 1");
-    let coming = lab.meanwhile(
-        &lab.either(format!("BEGIN; {update}; SELECT pg_sleep(1); COMMIT"), format!("START TRANSACTION; {update}; DO SLEEP(1); COMMIT")),
-    );
-    while !lab.sql("SELECT 1 FROM dlock FOR UPDATE SKIP LOCKED").is_empty() {
+    let coming = lab.meanwhile(&lab.either(
+        format!("BEGIN; {update}; SELECT pg_sleep(1); COMMIT"),
+        format!("START TRANSACTION; {update}; DO SLEEP(1); COMMIT"),
+    ));
+    while !lab
+        .sql("SELECT 1 FROM dlock FOR UPDATE SKIP LOCKED")
+        .is_empty()
+    {
         std::thread::sleep(Duration::from_millis(5));
     }
     coming
@@ -88,16 +111,37 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
         for mode in [Mode::Shared, Mode::Permits(2)] {
             let (proxy, mut a) = through(lab).await;
             let job = key(&format!("{fault:?} {mode:?}"));
-            let wanted = Request { mode, ..request(&job, LONG) };
+            let wanted = Request {
+                mode,
+                ..request(&job, LONG)
+            };
             proxy.trap(write(lab), fault);
-            let outcome = lease::acquire(&mut *a.0, &BootClock, wanted.clone(), WaitPolicy::Try, LIMITS, pending::<()>(), |_| {}).await;
-            let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
+            let outcome = lease::acquire(
+                &mut *a.0,
+                &BootClock,
+                wanted.clone(),
+                WaitPolicy::Try,
+                LIMITS,
+                pending::<()>(),
+                |_| {},
+            )
+            .await;
+            let Ok(Outcome::Granted(lease)) = outcome else {
+                panic!("{outcome:?}")
+            };
             assert_eq!((proxy.sprung(), lease.holds), (1, 1));
             let state = lab.client().await.inspect(&job).await;
-            assert_eq!((state.holders.len(), state.last_fence), (1, Some(lease.fence)));
+            assert_eq!(
+                (state.holders.len(), state.last_fence),
+                (1, Some(lease.fence))
+            );
             // The same for the release, which the server has done.
             proxy.trap(write(lab), fault);
-            let lost = tokio::time::timeout(soon(), a.0.release(&job, &wanted.token, &Scope::Hold.into())).await;
+            let lost = tokio::time::timeout(
+                soon(),
+                a.0.release(&job, &wanted.token, &Scope::Hold.into()),
+            )
+            .await;
             assert!(!matches!(lost, Ok(Ok(_))), "{lost:?}");
             assert_eq!(a.release(&wanted, Scope::Hold).await, Release::NotHeld);
             assert_eq!(history(&mut a, &job).await.past.len(), 1);
@@ -114,7 +158,11 @@ async fn a_share_that_arrives_late_ends_with_its_lease(lab: &Lab) {
     let late = reader(request(&job, short()));
     let given_up = tokio::time::timeout(Duration::from_millis(150), a.0.try_acquire(&late)).await;
     assert!(given_up.is_err(), "{given_up:?}");
-    assert_eq!(a.release(&late, Scope::Hold).await, Release::NotHeld, "the attempt has not arrived yet");
+    assert_eq!(
+        a.release(&late, Scope::Hold).await,
+        Release::NotHeld,
+        "the attempt has not arrived yet"
+    );
     lab.pass(late_by).await;
     if let Some(holder) = lab.client().await.inspect(&job).await.holders.first() {
         assert!(holder.expires_in.expect("an end") <= short());
@@ -140,7 +188,10 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
     let (attempt, writer) = tokio::join!(attempt, meanwhile);
     assert!(matches!(attempt, Ok(Attempt::Busy(_))), "{attempt:?}");
     let holders = b.inspect(&job).await.holders;
-    assert!(holders.len() == 1 && holders[0].mode == Mode::Exclusive, "{holders:?}");
+    assert!(
+        holders.len() == 1 && holders[0].mode == Mode::Exclusive,
+        "{holders:?}"
+    );
     b.free(&writer).await;
     // ShedLock does not change the revision.
     b.take(&first).await;
@@ -152,8 +203,14 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
         assert!(lab.shedlock("dlock", "dlock:job", 30));
     };
     let (attempt, ()) = tokio::join!(attempt, meanwhile);
-    assert!(matches!(&attempt, Ok(Attempt::Busy(busy)) if busy.holders[0].foreign), "{attempt:?}");
-    assert_eq!((proxy.sprung(), column(lab, "locked_by").as_deref()), (2, Some("web7")));
+    assert!(
+        matches!(&attempt, Ok(Attempt::Busy(busy)) if busy.holders[0].foreign),
+        "{attempt:?}"
+    );
+    assert_eq!(
+        (proxy.sprung(), column(lab, "locked_by").as_deref()),
+        (2, Some("web7"))
+    );
 }
 
 /// No other client took the lock meanwhile, but an expired share stays lost.
@@ -174,22 +231,42 @@ async fn shares_keep_shedlock_out_until_the_last_ends(lab: &Lab) {
     let (one, two) = (reader(request(&job, LONG)), reader(request(&job, LONG * 2)));
     a.take(&one).await;
     b.take(&two).await;
-    assert!(!lab.shedlock("dlock", "dlock:job", 30), "ShedLock took a lock that is shared");
+    assert!(
+        !lab.shedlock("dlock", "dlock:job", 30),
+        "ShedLock took a lock that is shared"
+    );
     let left = if lab.kind.is_postgres() {
         "extract(epoch FROM lock_until - timezone('utc', clock_timestamp()))::int"
     } else {
         "TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), lock_until)"
     };
-    let left = || column(lab, left).expect("an end").parse::<u64>().expect("seconds");
-    assert!(left() > LONG.as_secs() + 10, "lock_until is the latest expiry");
+    let left = || {
+        column(lab, left)
+            .expect("an end")
+            .parse::<u64>()
+            .expect("seconds")
+    };
+    assert!(
+        left() > LONG.as_secs() + 10,
+        "lock_until is the latest expiry"
+    );
     b.free(&two).await;
-    assert!(left() <= LONG.as_secs(), "lock_until is the remaining reader's expiry");
+    assert!(
+        left() <= LONG.as_secs(),
+        "lock_until is the remaining reader's expiry"
+    );
     assert!(!lab.shedlock("dlock", "dlock:job", 30));
     a.free(&one).await;
-    assert!(lab.shedlock("dlock", "dlock:job", 30), "ShedLock did not get a released lock");
+    assert!(
+        lab.shedlock("dlock", "dlock:job", 30),
+        "ShedLock did not get a released lock"
+    );
     let wanted = reader(waiting(&job, LONG));
     let busy = a.refused(&wanted).await;
-    assert!(busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
+    assert!(
+        busy.holders.len() == 1 && busy.holders[0].foreign,
+        "{busy:?}"
+    );
     // ShedLock notifies no waiter: on MariaDB a waiter polls the row, elsewhere the core does.
     assert_eq!(busy.notifies, lab.kind.speaks_mysql());
     let end = async {
@@ -214,32 +291,61 @@ async fn a_lock_that_shedlock_took_over_has_no_shares(lab: &Lab) {
     assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert!(matches!(a.attempt(&nested(&held)).await, Attempt::NotHeld));
-    assert!(a.inspect(&job).await.holders.iter().all(|holder| holder.foreign), "our share was reported as a hold");
-    assert_eq!(lab.sql("SELECT name, lock_until, locked_at, locked_by FROM dlock"), before);
+    assert!(
+        a.inspect(&job)
+            .await
+            .holders
+            .iter()
+            .all(|holder| holder.foreign),
+        "our share was reported as a hold"
+    );
+    assert_eq!(
+        lab.sql("SELECT name, lock_until, locked_at, locked_by FROM dlock"),
+        before
+    );
     a.refused(&wanted).await;
     end_shedlock(lab);
     let grant = a.take(&wanted).await;
     let past = history(&mut a, &job).await.past;
-    assert!(grant.fence > fence && past.len() == 1 && (past[0].fence, &past[0].end) == (Some(fence), &End::Expired), "{past:?}");
+    assert!(
+        grant.fence > fence
+            && past.len() == 1
+            && (past[0].fence, &past[0].end) == (Some(fence), &End::Expired),
+        "{past:?}"
+    );
 }
 
 /// Returns the queue in the row's document, if there is one.
 fn queue(lab: &Lab) -> Option<String> {
     let document = column(lab, "document")?;
-    Some(document[document.find(r#","q":["#)? + 1..].trim_end_matches('}').to_owned())
+    Some(
+        document[document.find(r#","q":["#)? + 1..]
+            .trim_end_matches('}')
+            .to_owned(),
+    )
 }
 
 /// Returns the document with this waiter, with and without the holder, and restores the row.
 async fn document_with(lab: &Lab, client: &mut Client, wanted: &Request) -> (String, String) {
     let before = column(lab, "document").expect("a holder");
     client.refused(wanted).await;
-    let (queue, with_holder) = (queue(lab).expect("a queue"), column(lab, "document").expect("a document"));
-    lab.sql(&format!("UPDATE dlock SET document = '{before}', revision = revision - 1"));
+    let (queue, with_holder) = (
+        queue(lab).expect("a queue"),
+        column(lab, "document").expect("a document"),
+    );
+    lab.sql(&format!(
+        "UPDATE dlock SET document = '{before}', revision = revision - 1"
+    ));
     (with_holder, format!(r#"{{"v":100,{queue}}}"#))
 }
 
 async fn a_fair_waiter_that_joins_during_a_grant_goes_first(lab: &Lab) {
-    let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
+    let (mut a, mut b, mut c, job) = (
+        lab.client().await,
+        lab.client().await,
+        lab.client().await,
+        key("job"),
+    );
     let held = a.hold(&job).await;
     let first = fair(request(&job, LONG));
     let (_, document) = document_with(lab, &mut b, &first).await;
@@ -247,7 +353,10 @@ async fn a_fair_waiter_that_joins_during_a_grant_goes_first(lab: &Lab) {
     let coming = put_document(lab, &document);
     let began = Instant::now();
     let busy = c.refused(&request(&job, LONG)).await;
-    assert!(began.elapsed() > SLACK && busy.transient, "the request did not wait for the row: {busy:?}");
+    assert!(
+        began.elapsed() > SLACK && busy.transient,
+        "the request did not wait for the row: {busy:?}"
+    );
     coming.join().expect("the other session");
     b.take(&first).await;
 }
@@ -271,7 +380,12 @@ async fn a_reader_that_joins_during_a_release_is_woken(lab: &Lab) {
 }
 
 async fn a_waiter_notified_before_it_listens_does_not_wait(lab: &Lab) {
-    let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
+    let (mut a, mut b, mut c, job) = (
+        lab.client().await,
+        lab.client().await,
+        lab.client().await,
+        key("job"),
+    );
     let held = a.hold(&job).await;
     for wanted in [reader(waiting(&job, LONG)), fair(request(&job, LONG))] {
         b.refused(&wanted).await;
@@ -281,19 +395,29 @@ async fn a_waiter_notified_before_it_listens_does_not_wait(lab: &Lab) {
         a.renewed(&held, None).await;
         let began = Instant::now();
         b.wait(&wanted, SLACK).await;
-        assert!(began.elapsed() >= SLACK, "the waiter was woken without a reason");
+        assert!(
+            began.elapsed() >= SLACK,
+            "the waiter was woken without a reason"
+        );
         c.leave_queue(&other).await;
         b.leave_queue(&wanted).await;
     }
     let wanted = reader(waiting(&job, LONG));
     b.refused(&wanted).await;
     a.free(&held).await;
-    tokio::time::timeout(soon(), b.wait(&wanted, LONG)).await.expect("the waiter was notified already");
+    tokio::time::timeout(soon(), b.wait(&wanted, LONG))
+        .await
+        .expect("the waiter was notified already");
     b.take(&wanted).await;
 }
 
 async fn a_waiter_keeps_its_position_when_readers_join(lab: &Lab) {
-    let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
+    let (mut a, mut b, mut c, job) = (
+        lab.client().await,
+        lab.client().await,
+        lab.client().await,
+        key("job"),
+    );
     let held = a.hold(&job).await;
     let (writer, reading) = (waiting(&job, LONG), reader(waiting(&job, LONG)));
     assert_eq!(b.refused(&writer).await.position, Some(1));
@@ -321,7 +445,14 @@ async fn a_waiter_keeps_its_position_when_readers_join(lab: &Lab) {
 async fn a_waiter_that_leaves_is_removed_from_the_row(lab: &Lab) {
     let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
-    for wanted in [reader(waiting(&job, LONG)), fair(request(&job, LONG)), Request { mode: Mode::Permits(2), ..waiting(&job, LONG) }] {
+    for wanted in [
+        reader(waiting(&job, LONG)),
+        fair(request(&job, LONG)),
+        Request {
+            mode: Mode::Permits(2),
+            ..waiting(&job, LONG)
+        },
+    ] {
         b.refused(&wanted).await;
         assert!(queue(lab).is_some());
         b.leave_queue(&wanted).await;
@@ -344,10 +475,19 @@ async fn a_share_is_renewed_in_two_round_trips(lab: &Lab) {
 async fn a_table_without_the_column_is_an_error_with_a_hint(lab: &Lab) {
     lab.sql("ALTER TABLE dlock DROP COLUMN document");
     let mut a = lab.client().await;
-    for wanted in [request(&key("job"), LONG), reader(request(&key("job"), LONG))] {
+    for wanted in [
+        request(&key("job"), LONG),
+        reader(request(&key("job"), LONG)),
+    ] {
         let error = a.0.try_acquire(&wanted).await.expect_err("an older table");
         assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
-        assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
+        assert!(
+            error
+                .hint
+                .as_deref()
+                .is_some_and(|hint| hint.contains("dlock init")),
+            "{error:?}"
+        );
     }
     assert_eq!(a.0.init().await.expect("init"), Init::Created);
     a.take(&reader(request(&key("job"), LONG))).await;
@@ -359,11 +499,22 @@ async fn an_older_layout_is_refused_until_init(lab: &Lab) {
     a.hold(&job).await;
     lab.sql("UPDATE dlock SET layout = 100");
     assert_eq!(b.0.init().await.expect("init"), Init::Created);
-    let error = b.0.try_acquire(&request(&job, LONG)).await.expect_err("an older layout");
+    let error =
+        b.0.try_acquire(&request(&job, LONG))
+            .await
+            .expect_err("an older layout");
     assert_eq!(error.kind, ErrorKind::Layout, "{error:?}");
-    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
+    assert!(
+        error
+            .hint
+            .as_deref()
+            .is_some_and(|hint| hint.contains("dlock init")),
+        "{error:?}"
+    );
     lab.sql("UPDATE dlock SET lock_until = '2001-01-01'");
-    b.0.try_acquire(&request(&job, LONG)).await.expect_err("a free lock is refused too");
+    b.0.try_acquire(&request(&job, LONG))
+        .await
+        .expect_err("a free lock is refused too");
     b.0.init().await.expect("init");
     assert_eq!(b.0.init().await.expect("init"), Init::UpToDate);
     b.hold(&job).await;
@@ -378,10 +529,17 @@ async fn a_newer_layout_of_shares_is_refused(lab: &Lab) {
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
     errors.extend(a.0.try_acquire(&reader(request(&job, LONG))).await.err());
     errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
-    errors.extend(a.0.release(&job, &held.token, &Scope::Tree.into()).await.err());
+    errors.extend(
+        a.0.release(&job, &held.token, &Scope::Tree.into())
+            .await
+            .err(),
+    );
     errors.extend(a.0.renew(&job, &held.token, Intent::Probe).await.err());
     errors.extend(a.0.inspect(&job).await.err());
-    assert!(errors.len() == 6 && errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
+    assert!(
+        errors.len() == 6 && errors.iter().all(|error| error.kind == ErrorKind::Layout),
+        "{errors:?}"
+    );
     lab.sql("UPDATE dlock SET document = replace(document, '\"v\":200', '\"v\":199')");
     a.renewed(&held, None).await;
     a.free(&held).await;
@@ -392,11 +550,23 @@ async fn rows_that_were_shared_are_collected(lab: &Lab) {
     let held = reader(request(&job, LONG));
     a.take(&held).await;
     let old = "UPDATE dlock SET lock_until = '2001-01-01', locked_at = '2001-01-01', renewed_at = '2001-01-01', fence = 1";
-    assert_eq!(a.0.collect(Duration::from_secs(60), &Progress::default()).await.expect("gc"), Some(0));
+    assert_eq!(
+        a.0.collect(Duration::from_secs(60), &Progress::default())
+            .await
+            .expect("gc"),
+        Some(0)
+    );
     a.free(&held).await;
     lab.sql(old);
-    assert_eq!(a.0.collect(Duration::from_secs(60), &Progress::default()).await.expect("gc"), Some(1));
-    let Attempt::Granted(_) = a.attempt(&held).await else { panic!("a deleted row is created again") };
+    assert_eq!(
+        a.0.collect(Duration::from_secs(60), &Progress::default())
+            .await
+            .expect("gc"),
+        Some(1)
+    );
+    let Attempt::Granted(_) = a.attempt(&held).await else {
+        panic!("a deleted row is created again")
+    };
     let busy: Busy = a.refused(&request(&job, LONG)).await;
     assert_eq!(busy.holders.len(), 1);
 }

@@ -1,10 +1,13 @@
-//! The lease table of a SQL server: ShedLock's statements on the same rows, layouts, and the collection of unused rows.
+//! The lease table of a SQL server: ShedLock's statements on the same rows, layouts, and the
+//! collection of unused rows.
 
 use std::time::{Duration, Instant};
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, Effect, End, Init, Kind as ErrorKind, Progress, Release, Renewal, Scope, Severity},
+    lock::{
+        Attempt, Effect, End, Init, Kind as ErrorKind, Progress, Release, Renewal, Scope, Severity,
+    },
 };
 
 use super::{Case, cases, history::history};
@@ -36,12 +39,24 @@ async fn a_held_shedlock_is_busy(lab: &Lab) {
     let job = key("job");
     assert!(lab.shedlock("dlock", "dlock:job", 30));
     let busy = a.refused(&request(&job, LONG)).await;
-    assert!(busy.holders[0].foreign && busy.holders[0].fence.is_none(), "{busy:?}");
+    assert!(
+        busy.holders[0].foreign && busy.holders[0].fence.is_none(),
+        "{busy:?}"
+    );
     // On MariaDB the waiter with the advisory lock polls the row for the others.
     assert_eq!(busy.notifies, lab.kind.speaks_mysql(), "{busy:?}");
     let left = busy.expires_in.expect("an expiry");
-    assert!(left > Duration::from_secs(25) && left <= Duration::from_secs(30), "{left:?}");
-    assert_eq!(a.inspect(&job).await.holders[0].metadata.as_ref().and_then(|metadata| metadata.host.as_deref()), Some("web7"));
+    assert!(
+        left > Duration::from_secs(25) && left <= Duration::from_secs(30),
+        "{left:?}"
+    );
+    assert_eq!(
+        a.inspect(&job).await.holders[0]
+            .metadata
+            .as_ref()
+            .and_then(|metadata| metadata.host.as_deref()),
+        Some("web7")
+    );
     assert_eq!(a.keys("").await, ["job"]);
     let mine = request(&job, LONG);
     assert_eq!(a.renew(&mine, None).await, Renewal::NotHeld);
@@ -54,7 +69,15 @@ async fn a_released_shedlock_is_free(lab: &Lab) {
     let mut a = lab.client().await;
     assert!(lab.shedlock("dlock", "dlock:job", 30));
     let never = std::future::pending::<()>();
-    let take = lease::acquire(&mut *a.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
+    let take = lease::acquire(
+        &mut *a.0,
+        &BootClock,
+        waiting(&job, LONG),
+        WaitPolicy::For(LONG),
+        Limits::DEFAULT,
+        never,
+        |_| {},
+    );
     let free = async {
         lab.pass(Duration::from_millis(300)).await;
         assert!(lab.shedlock_unlocks("dlock", "dlock:job"));
@@ -74,11 +97,17 @@ async fn pass_a_millisecond(lab: &Lab) {
 async fn our_lock_keeps_shedlock_out(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
-    assert!(!lab.shedlock("dlock", "dlock:job", 30), "ShedLock took a lock that dlock holds");
+    assert!(
+        !lab.shedlock("dlock", "dlock:job", 30),
+        "ShedLock took a lock that dlock holds"
+    );
     assert!(!lab.shedlock_unlocks("dlock", "dlock:job"));
     a.free(&held).await;
     pass_a_millisecond(lab).await;
-    assert!(lab.shedlock("dlock", "dlock:job", 30), "ShedLock did not get a released lock");
+    assert!(
+        lab.shedlock("dlock", "dlock:job", 30),
+        "ShedLock did not get a released lock"
+    );
     a.refused(&request(&key("job"), LONG)).await;
 }
 
@@ -95,7 +124,10 @@ async fn a_lock_that_shedlock_took_over_is_not_held(lab: &Lab) {
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert!(matches!(a.attempt(&nested(&held)).await, Attempt::NotHeld));
     a.refused(&held).await;
-    assert!(a.inspect(&job).await.holders[0].foreign, "the rest of dlock's hold was reported instead of ShedLock's");
+    assert!(
+        a.inspect(&job).await.holders[0].foreign,
+        "the rest of dlock's hold was reported instead of ShedLock's"
+    );
     assert_eq!(lab.sql(ROW), before);
 }
 
@@ -117,11 +149,23 @@ async fn an_existing_shedlock_table_is_upgraded(lab: &Lab) {
     lab.sql(create_shedlock(lab));
     assert!(lab.shedlock("shedlock", "nightly", 30));
     let mut a = on_shedlock(lab);
-    let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("the table lacks dlock's columns");
-    assert_eq!((error.kind, error.hint.is_some_and(|hint| hint.contains("dlock init"))), (ErrorKind::Config, true));
+    let error =
+        a.0.try_acquire(&request(&key("job"), LONG))
+            .await
+            .expect_err("the table lacks dlock's columns");
+    assert_eq!(
+        (
+            error.kind,
+            error.hint.is_some_and(|hint| hint.contains("dlock init"))
+        ),
+        (ErrorKind::Config, true)
+    );
     assert_eq!(a.0.init().await.expect("init"), Init::Created);
     assert_eq!(a.0.init().await.expect("init"), Init::UpToDate);
-    assert!(a.refused(&request(&key("nightly"), LONG)).await.holders[0].foreign, "the upgrade moved the hold's end");
+    assert!(
+        a.refused(&request(&key("nightly"), LONG)).await.holders[0].foreign,
+        "the upgrade moved the hold's end"
+    );
     for name in [&*"x".repeat(255), "NIGHTLY", "nightly "] {
         a.hold(&key(name)).await;
     }
@@ -134,33 +178,70 @@ async fn an_existing_shedlock_table_is_upgraded(lab: &Lab) {
     assert!(lab.shedlock("shedlock", "nightly", 30));
 }
 
-/// The table has another collation than the server's default, and than the companions that an older version created.
+/// The table has another collation than the server's default, and than the companions that an older
+/// version created.
 async fn a_table_of_any_collation_serves(lab: &Lab) {
-    let servers = if lab.kind.is_mysql_itself() { "utf8mb4_0900_ai_ci" } else { "utf8mb4_uca1400_as_cs" };
-    let all = ["utf8mb4_general_ci", "utf8mb4_unicode_ci", "utf8mb4_bin", "utf8mb3_general_ci", "latin1_swedish_ci", "ascii_bin", servers];
+    let servers = if lab.kind.is_mysql_itself() {
+        "utf8mb4_0900_ai_ci"
+    } else {
+        "utf8mb4_uca1400_as_cs"
+    };
+    let all = [
+        "utf8mb4_general_ci",
+        "utf8mb4_unicode_ci",
+        "utf8mb4_bin",
+        "utf8mb3_general_ci",
+        "latin1_swedish_ci",
+        "ascii_bin",
+        servers,
+    ];
     for (nth, collation) in all.into_iter().enumerate() {
         let (charset, _) = collation.split_once('_').expect("its character set");
         let table = format!("shed{nth}");
-        if lab.sql(&format!("SHOW COLLATION LIKE '{collation}'")).is_empty() {
+        if lab
+            .sql(&format!("SHOW COLLATION LIKE '{collation}'"))
+            .is_empty()
+        {
             continue;
         }
-        lab.sql(&format!("{} CHARACTER SET {charset} COLLATE {collation}", create_shedlock(lab).replace("shedlock", &table)));
+        lab.sql(&format!(
+            "{} CHARACTER SET {charset} COLLATE {collation}",
+            create_shedlock(lab).replace("shedlock", &table)
+        ));
         let open = || lab.client_with("", |options| options.table.clone_from(&table));
         let mut a = open();
         assert_eq!(a.0.init().await.expect("init"), Init::Created);
         serves(lab, open).await;
         // As an older version created them.
-        for companion in ["_waiters", "_sessions", "_readers", "_runs", "_skips", "_marks"] {
+        for companion in [
+            "_waiters",
+            "_sessions",
+            "_readers",
+            "_runs",
+            "_skips",
+            "_marks",
+        ] {
             lab.sql(&format!("ALTER TABLE {table}{companion} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_520_ci"));
         }
         serves(lab, open).await;
-        assert_eq!(a.0.init().await.expect("init"), Init::Created, "{collation}");
-        assert_eq!(a.0.init().await.expect("init"), Init::UpToDate, "{collation}");
+        assert_eq!(
+            a.0.init().await.expect("init"),
+            Init::Created,
+            "{collation}"
+        );
+        assert_eq!(
+            a.0.init().await.expect("init"),
+            Init::UpToDate,
+            "{collation}"
+        );
         let left = lab.sql(&format!(
             "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name LIKE '{table}%' \
              AND collation_name IS NOT NULL AND collation_name <> 'utf8mb4_bin'"
         ));
-        assert!(left.iter().all(|row| row[1] == "locked_by"), "{collation}: {left:?}");
+        assert!(
+            left.iter().all(|row| row[1] == "locked_by"),
+            "{collation}: {left:?}"
+        );
         serves(lab, open).await;
     }
 }
@@ -181,28 +262,55 @@ async fn serves(lab: &Lab, open: impl Fn() -> Client) {
     b.free(&wanted).await;
     assert!(!history(&mut a, &job).await.past.is_empty() || !lab.kind.held_by_session());
     let found = b.0.examine().await.expect("findings");
-    assert!(found.iter().all(|finding| finding.check != "schema" || finding.severity == Severity::Ok), "{found:?}");
+    assert!(
+        found
+            .iter()
+            .all(|finding| finding.check != "schema" || finding.severity == Severity::Ok),
+        "{found:?}"
+    );
 }
 
 async fn a_column_with_a_time_zone_is_refused(lab: &Lab) {
     lab.sql(&create_shedlock(lab).replace("lock_until TIMESTAMP", "lock_until TIMESTAMPTZ"));
-    let error = on_shedlock(lab).0.init().await.expect_err("the column would mean another time in each time zone");
+    let error = on_shedlock(lab)
+        .0
+        .init()
+        .await
+        .expect_err("the column would mean another time in each time zone");
     assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
 }
 
 async fn a_shared_table_is_not_collected(lab: &Lab) {
     assert!(lab.shedlock("dlock", "nightly", 1));
-    let error =
-        lab.client().await.0.collect(Duration::from_secs(60), &Progress::default()).await.expect_err("ShedLock's nodes remember the row");
+    let error = lab
+        .client()
+        .await
+        .0
+        .collect(Duration::from_secs(60), &Progress::default())
+        .await
+        .expect_err("ShedLock's nodes remember the row");
     assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}");
 }
 
 async fn a_missing_table_is_an_error_with_a_hint(lab: &Lab) {
     let mut a = lab.client_with("dlock", |options| options.table = "elsewhere".into());
-    let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no table");
+    let error =
+        a.0.try_acquire(&request(&key("job"), LONG))
+            .await
+            .expect_err("no table");
     // MariaDB needs several statements, so the effect may be unknown.
-    assert!(error.kind == ErrorKind::Config && (lab.kind.speaks_mysql() || error.effect == Effect::NotApplied), "{error:?}");
-    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
+    assert!(
+        error.kind == ErrorKind::Config
+            && (lab.kind.speaks_mysql() || error.effect == Effect::NotApplied),
+        "{error:?}"
+    );
+    assert!(
+        error
+            .hint
+            .as_deref()
+            .is_some_and(|hint| hint.contains("dlock init")),
+        "{error:?}"
+    );
     assert_eq!(a.0.init().await.expect("init"), Init::Created);
     a.hold(&key("job")).await;
 }
@@ -215,16 +323,29 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
     errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
-    errors.extend(a.0.release(&job, &held.token, &Scope::Tree.into()).await.err());
+    errors.extend(
+        a.0.release(&job, &held.token, &Scope::Tree.into())
+            .await
+            .err(),
+    );
     errors.extend(a.0.inspect(&job).await.err());
     assert_eq!(errors.len(), 4);
-    assert!(errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
+    assert!(
+        errors.iter().all(|error| error.kind == ErrorKind::Layout),
+        "{errors:?}"
+    );
     lab.sql("UPDATE dlock SET layout = 299");
     a.renewed(&held, None).await;
     a.free(&held).await;
     // A free lock is refused too.
     lab.sql("UPDATE dlock SET layout = 300");
-    assert_eq!(a.0.try_acquire(&request(&job, LONG)).await.expect_err("newer").kind, ErrorKind::Layout);
+    assert_eq!(
+        a.0.try_acquire(&request(&job, LONG))
+            .await
+            .expect_err("newer")
+            .kind,
+        ErrorKind::Layout
+    );
 }
 
 async fn leases_that_are_never_released_are_recorded_within_bounds(lab: &Lab) {
@@ -236,7 +357,10 @@ async fn leases_that_are_never_released_are_recorded_within_bounds(lab: &Lab) {
     }
     let past = history(&mut a, &job).await.past;
     assert!((100..=132).contains(&past.len()), "{}", past.len());
-    assert!(past[0].fence == last && past.iter().all(|one| one.end == End::Expired), "{past:?}");
+    assert!(
+        past[0].fence == last && past.iter().all(|one| one.end == End::Expired),
+        "{past:?}"
+    );
 }
 
 async fn unused_rows_are_collected_and_fences_rise_on(lab: &Lab) {
@@ -250,15 +374,25 @@ async fn unused_rows_are_collected_and_fences_rise_on(lab: &Lab) {
         }
     }
     let day = Duration::from_secs(24 * 3600);
-    assert_eq!(a.0.collect(day, &Progress::default()).await.expect("gc"), Some(0));
+    assert_eq!(
+        a.0.collect(day, &Progress::default()).await.expect("gc"),
+        Some(0)
+    );
     lab.sql(
         "UPDATE dlock SET lock_until = lock_until - INTERVAL '2' DAY, locked_at = locked_at - INTERVAL '2' DAY, \
          renewed_at = renewed_at - INTERVAL '2' DAY WHERE name = 'dlock:old'",
     );
-    // The row's fence is less than a day old, so a clock that is set back by less could repeat the fence.
-    assert_eq!(a.0.collect(day, &Progress::default()).await.expect("gc"), Some(0));
+    // The row's fence is less than a day old, so a clock that is set back by less could repeat the
+    // fence.
+    assert_eq!(
+        a.0.collect(day, &Progress::default()).await.expect("gc"),
+        Some(0)
+    );
     lab.sql("UPDATE dlock SET fence = fence - 172800000000 WHERE name = 'dlock:old'");
-    assert_eq!(a.0.collect(day, &Progress::default()).await.expect("gc"), Some(1));
+    assert_eq!(
+        a.0.collect(day, &Progress::default()).await.expect("gc"),
+        Some(1)
+    );
     // The history is collected by its own age.
     assert_eq!(history(&mut a, &key("old")).await.past.len(), 1);
     lab.sql("UPDATE dlock_runs SET ended = ended - INTERVAL '2' DAY WHERE name = 'dlock:old'");

@@ -12,7 +12,9 @@ use tokio::task::{LocalSet, spawn_local};
 
 use super::{Case, cases, history::history};
 use crate::{
-    lab::{Client, LONG, Lab, SLACK, key, nested, overtaking_delay, request, runner, short, waiting},
+    lab::{
+        Client, LONG, Lab, SLACK, key, nested, overtaking_delay, request, runner, short, waiting,
+    },
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
@@ -42,7 +44,10 @@ pub fn all() -> Vec<Case> {
 const NAME: &str = "dlock:job";
 
 fn reader(lease: Duration) -> Request {
-    Request { mode: Mode::Shared, ..request(&key("job"), lease) }
+    Request {
+        mode: Mode::Shared,
+        ..request(&key("job"), lease)
+    }
 }
 
 /// Returns a client behind a proxy, with an open connection.
@@ -61,13 +66,22 @@ async fn other(lab: &Lab) -> (Client, Request, Fence) {
 }
 
 async fn fences(lab: &Lab) -> Vec<Fence> {
-    let mut fences: Vec<_> = lab.client().await.inspect(&key("job")).await.holders.iter().filter_map(|holder| holder.fence).collect();
+    let mut fences: Vec<_> = lab
+        .client()
+        .await
+        .inspect(&key("job"))
+        .await
+        .holders
+        .iter()
+        .filter_map(|holder| holder.fence)
+        .collect();
     fences.sort_unstable();
     fences
 }
 
 fn left(lab: &Lab) -> Duration {
-    let left: u64 = redis::from_redis_value(lab.tair().server().command(&["PTTL", NAME])).expect("an end");
+    let left: u64 =
+        redis::from_redis_value(lab.tair().server().command(&["PTTL", NAME])).expect("an end");
     Duration::from_millis(left)
 }
 
@@ -78,9 +92,15 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
         proxy.trap("INCRBY", fault);
         let held = reader(LONG);
         let lost = tokio::time::timeout(SLACK, a.0.try_acquire(&held)).await;
-        assert!(!matches!(lost, Ok(Ok(_))) && proxy.sprung() == 1, "{lost:?}");
+        assert!(
+            !matches!(lost, Ok(Ok(_))) && proxy.sprung() == 1,
+            "{lost:?}"
+        );
         let grant = a.take(&held).await;
-        assert_eq!((grant.holds, fences(lab).await), (1, vec![fence, grant.fence]));
+        assert_eq!(
+            (grant.holds, fences(lab).await),
+            (1, vec![fence, grant.fence])
+        );
         a.free(&held).await;
         b.free(&there).await;
         lab.client().await.hold(&key("job")).await;
@@ -100,7 +120,12 @@ async fn a_share_granted_too_late_is_not_held(lab: &Lab) {
     assert_eq!(fences(lab).await, [fence]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     // The next fence is above the number that the late attempt counted.
-    let counter: u64 = redis::from_redis_value(lab.tair().server().command(&["GET", "redisson_lock_token:{dlock:job}"])).expect("a number");
+    let counter: u64 = redis::from_redis_value(
+        lab.tair()
+            .server()
+            .command(&["GET", "redisson_lock_token:{dlock:job}"]),
+    )
+    .expect("a number");
     assert!(lab.client().await.take(&reader(LONG)).await.fence.0 > counter);
 }
 
@@ -128,11 +153,17 @@ async fn a_share_overtaken_by_others_is_still_granted(lab: &Lab) {
 async fn a_repeated_attempt_to_share_counts_once(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     proxy.trap("INCRBY", Fault::CutBefore);
-    let held = Request { mode: Mode::Permits(2), ..request(&key("job"), LONG) };
+    let held = Request {
+        mode: Mode::Permits(2),
+        ..request(&key("job"), LONG)
+    };
     a.0.try_acquire(&held).await.expect_err("no answer");
     assert!(lab.client().await.refused(&reader(LONG)).await.transient);
     let grant = a.take(&held).await;
-    assert_eq!((grant.permit, fences(lab).await), (Some(0), vec![grant.fence]));
+    assert_eq!(
+        (grant.permit, fences(lab).await),
+        (Some(0), vec![grant.fence])
+    );
     a.free(&held).await;
     lab.client().await.hold(&key("job")).await;
 }
@@ -148,9 +179,25 @@ async fn a_late_renewal_of_a_share_does_not_revive_it(lab: &Lab) {
         let unanswered = tokio::time::timeout(over, a.renew(&held, Some(LONG))).await;
         assert!(unanswered.is_err() && proxy.sprung() == 1, "{unanswered:?}");
         if repeated_by == "itself" {
-            assert_eq!(lab.client().await.0.renew(&held.key, &held.token, Intent::Probe).await.expect("verify"), Renewal::NotHeld);
+            assert_eq!(
+                lab.client()
+                    .await
+                    .0
+                    .renew(&held.key, &held.token, Intent::Probe)
+                    .await
+                    .expect("verify"),
+                Renewal::NotHeld
+            );
         } else {
-            assert_eq!(lab.client().await.refused(&request(&key("job"), LONG)).await.holders.len(), 1);
+            assert_eq!(
+                lab.client()
+                    .await
+                    .refused(&request(&key("job"), LONG))
+                    .await
+                    .holders
+                    .len(),
+                1
+            );
         }
         lab.pass(SLACK * 4).await;
         assert_eq!(fences(lab).await, [fence], "{repeated_by}");
@@ -168,7 +215,9 @@ async fn a_renewal_of_a_share_whose_answer_was_lost_is_repeated(lab: &Lab) {
         proxy.trap_nth("", 1, 1, fault);
         // Within the same millisecond the renewal would write nothing.
         lab.pass(Duration::from_millis(2)).await;
-        a.0.renew(&held.key, &held.token, None.into()).await.expect_err("no answer");
+        a.0.renew(&held.key, &held.token, None.into())
+            .await
+            .expect_err("no answer");
         assert_eq!((a.renewed(&held, None).await, proxy.sprung()), (own, 1));
         assert_eq!(fences(lab).await, [fence, own]);
         a.free(&held).await;
@@ -203,9 +252,18 @@ async fn a_release_of_a_share_whose_answer_was_lost_frees_it_once(lab: &Lab) {
         let held = reader(LONG);
         a.take(&held).await;
         proxy.trap_nth("", 1, 1, fault);
-        a.0.release(&held.key, &held.token, &Scope::Tree.into()).await.expect_err("no answer");
-        let expected = if matches!(fault, Fault::CutBefore) { Release::Released } else { Release::NotHeld };
-        assert_eq!((a.release(&held, Scope::Tree).await, proxy.sprung()), (expected, 1));
+        a.0.release(&held.key, &held.token, &Scope::Tree.into())
+            .await
+            .expect_err("no answer");
+        let expected = if matches!(fault, Fault::CutBefore) {
+            Release::Released
+        } else {
+            Release::NotHeld
+        };
+        assert_eq!(
+            (a.release(&held, Scope::Tree).await, proxy.sprung()),
+            (expected, 1)
+        );
         assert_eq!(fences(lab).await, [fence]);
         let past = history(&mut b, &key("job")).await.past;
         assert_eq!(past.len(), 1, "{past:?}");
@@ -219,12 +277,22 @@ async fn shares_keep_other_clients_out(lab: &Lab) {
     let (mut b, there, _) = other(lab).await;
     let (mut c, next, _) = other(lab).await;
     for step in 0..3 {
-        assert_eq!(server.command(&["SET", NAME, "theirs", "NX", "PX", "5000"]), Value::Nil, "{step}");
+        assert_eq!(
+            server.command(&["SET", NAME, "theirs", "NX", "PX", "5000"]),
+            Value::Nil,
+            "{step}"
+        );
         if lab.tair().mode == TairMode::Plain {
-            assert_eq!(server.command(&["CAS", NAME, "theirs", "x", "PX", "5000"]), Value::Int(0));
+            assert_eq!(
+                server.command(&["CAS", NAME, "theirs", "x", "PX", "5000"]),
+                Value::Int(0)
+            );
             assert_eq!(server.command(&["CAD", NAME, "theirs"]), Value::Int(0));
         } else {
-            assert_eq!(server.command(&["EXSET", NAME, "theirs", "NX", "PX", "5000"]), Value::Nil);
+            assert_eq!(
+                server.command(&["EXSET", NAME, "theirs", "NX", "PX", "5000"]),
+                Value::Nil
+            );
             assert_eq!(server.command(&["EXCAD", NAME, "1"]), Value::Int(0));
         }
         match step {
@@ -234,12 +302,29 @@ async fn shares_keep_other_clients_out(lab: &Lab) {
         }
     }
     c.free(&next).await;
-    let theirs = if lab.tair().mode == TairMode::Plain { "SET" } else { "EXSET" };
-    assert_eq!(server.command(&[theirs, NAME, "theirs", "NX", "PX", "5000"]), Value::Okay);
+    let theirs = if lab.tair().mode == TairMode::Plain {
+        "SET"
+    } else {
+        "EXSET"
+    };
+    assert_eq!(
+        server.command(&[theirs, NAME, "theirs", "NX", "PX", "5000"]),
+        Value::Okay
+    );
     for mode in [Mode::Shared, Mode::Permits(2), Mode::Exclusive] {
-        let busy = c.refused(&Request { mode, fair: true, ..waiting(&key("job"), LONG) }).await;
+        let busy = c
+            .refused(&Request {
+                mode,
+                fair: true,
+                ..waiting(&key("job"), LONG)
+            })
+            .await;
         assert!(
-            busy.holders[0].foreign && !busy.transient && busy.expires_in.is_some_and(|left| left <= Duration::from_secs(5)),
+            busy.holders[0].foreign
+                && !busy.transient
+                && busy
+                    .expires_in
+                    .is_some_and(|left| left <= Duration::from_secs(5)),
             "{busy:?}"
         );
     }
@@ -249,14 +334,25 @@ async fn shares_keep_other_clients_out(lab: &Lab) {
 async fn other_clients_can_take_an_offered_lock(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
-    let first = Request { fair: true, ..waiting(&key("job"), LONG) };
+    let first = Request {
+        fair: true,
+        ..waiting(&key("job"), LONG)
+    };
     b.refused(&first).await;
     a.free(&held).await;
     assert!(c.refused(&reader(LONG)).await.transient);
-    assert_eq!(lab.tair().server().command(&["SET", NAME, "theirs", "NX", "PX", "5000"]), Value::Okay);
+    assert_eq!(
+        lab.tair()
+            .server()
+            .command(&["SET", NAME, "theirs", "NX", "PX", "5000"]),
+        Value::Okay
+    );
     assert!(b.refused(&first).await.holders[0].foreign);
     lab.tair().server().command(&["DEL", NAME]);
-    assert!(c.refused(&reader(LONG)).await.transient, "the waiter has lost its position");
+    assert!(
+        c.refused(&reader(LONG)).await.transient,
+        "the waiter has lost its position"
+    );
     b.take(&first).await;
 }
 
@@ -264,10 +360,19 @@ async fn a_lock_taken_by_other_clients_has_no_readers(lab: &Lab) {
     let (mut b, there, _) = other(lab).await;
     let server = lab.tair().server();
     server.command(&["DEL", NAME]);
-    let theirs = if lab.tair().mode == TairMode::Plain { "SET" } else { "EXSET" };
+    let theirs = if lab.tair().mode == TairMode::Plain {
+        "SET"
+    } else {
+        "EXSET"
+    };
     server.command(&[theirs, NAME, "theirs", "NX", "PX", "5000"]);
     assert_eq!(b.renew(&there, None).await, Renewal::NotHeld);
-    assert_eq!(b.0.renew(&there.key, &there.token, Intent::Probe).await.expect("verify"), Renewal::NotHeld);
+    assert_eq!(
+        b.0.renew(&there.key, &there.token, Intent::Probe)
+            .await
+            .expect("verify"),
+        Renewal::NotHeld
+    );
     assert_eq!(b.release(&there, Scope::Tree).await, Release::NotHeld);
     assert!(b.inspect(&key("job")).await.holders[0].foreign);
 }
@@ -286,7 +391,10 @@ async fn shares_have_an_expiry(lab: &Lab) {
     b.take(&inner).await;
     assert!(left(lab) > LONG * 2, "entering shortened the expiry");
     a.free(&short).await;
-    assert!(left(lab) > LONG && left(lab) <= LONG * 2, "the expiry is not that of the remaining shares");
+    assert!(
+        left(lab) > LONG && left(lab) <= LONG * 2,
+        "the expiry is not that of the remaining shares"
+    );
     assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
     assert!(left(lab) <= LONG * 2);
     b.free(&long).await;
@@ -296,7 +404,11 @@ async fn a_delayed_break_affects_only_its_share(lab: &Lab) {
     let (mut b, there, fence) = other(lab).await;
     let (mut c, next, other) = other(lab).await;
     let (proxy, mut a) = warm(lab).await;
-    let mark = Break { by: "ana@ops1".into(), why: None, seen: false };
+    let mark = Break {
+        by: "ana@ops1".into(),
+        why: None,
+        seen: false,
+    };
     for evicts in [false, true] {
         proxy.trap_nth("", 1, 1, Fault::Late(overtaking_delay()));
         let job = key("job");
@@ -313,7 +425,11 @@ async fn a_delayed_break_affects_only_its_share(lab: &Lab) {
         };
         let (answer, ()) = tokio::join!(breaking, meanwhile);
         assert!(answer.expect("break"));
-        let expected = if evicts { Renewal::NotHeld } else { Renewal::Broken(mark.clone()) };
+        let expected = if evicts {
+            Renewal::NotHeld
+        } else {
+            Renewal::Broken(mark.clone())
+        };
         assert_eq!(b.renew(&there, None).await, expected);
         c.renewed(&next, None).await;
     }
@@ -325,20 +441,45 @@ async fn a_delayed_break_affects_only_its_share(lab: &Lab) {
 async fn shares_leave_nothing_behind(lab: &Lab) {
     let (mut b, there, _) = other(lab).await;
     let (mut c, mut d) = (lab.client().await, lab.client().await);
-    let writer = Request { metadata: Some(runner("web1")), ..waiting(&key("job"), LONG) };
-    let behind = Request { fair: true, waiting: true, ..reader(LONG) };
+    let writer = Request {
+        metadata: Some(runner("web1")),
+        ..waiting(&key("job"), LONG)
+    };
+    let behind = Request {
+        fair: true,
+        waiting: true,
+        ..reader(LONG)
+    };
     c.refused(&writer).await;
     assert_eq!(d.refused(&behind).await.position, Some(2));
     b.free(&there).await;
-    assert!(d.refused(&behind).await.transient, "the lock is not offered to the writer");
-    let endless = lab.tair().server().keys().into_iter().filter(|(_, left)| *left < 0).count();
+    assert!(
+        d.refused(&behind).await.transient,
+        "the lock is not offered to the writer"
+    );
+    let endless = lab
+        .tair()
+        .server()
+        .keys()
+        .into_iter()
+        .filter(|(_, left)| *left < 0)
+        .count();
     assert_eq!(endless, 1, "only the counter has no end");
     c.take(&writer).await;
     c.leave_queue(&writer).await;
     d.leave_queue(&behind).await;
     c.free(&writer).await;
-    let names: Vec<String> = lab.tair().server().keys().into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["dlock:{dlock:job}:runs", "redisson_lock_token:{dlock:job}"]);
+    let names: Vec<String> = lab
+        .tair()
+        .server()
+        .keys()
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(
+        names,
+        ["dlock:{dlock:job}:runs", "redisson_lock_token:{dlock:job}"]
+    );
 }
 
 /// An inspection removes no expired share either: the next request for the lock does.
@@ -346,15 +487,24 @@ async fn inspecting_a_shared_lock_changes_nothing(lab: &Lab) {
     let (mut b, there, fence) = other(lab).await;
     b.take(&reader(short())).await;
     lab.outlast(short()).await;
-    let words = if lab.tair().mode == TairMode::Plain { ["GET", NAME] } else { ["EXGET", NAME] };
+    let words = if lab.tair().mode == TairMode::Plain {
+        ["GET", NAME]
+    } else {
+        ["EXGET", NAME]
+    };
     let before = lab.tair().server().command(&words);
     let mut looks = lab.client().await;
     assert_eq!(fences(lab).await, [fence]);
     assert_eq!(looks.keys("").await, ["job"]);
     assert_eq!(history(&mut looks, &key("job")).await.past.len(), 1);
-    assert!(matches!(looks.0.renew(&there.key, &there.token, Intent::Probe).await, Ok(Renewal::Kept { .. })));
+    assert!(matches!(
+        looks.0.renew(&there.key, &there.token, Intent::Probe).await,
+        Ok(Renewal::Kept { .. })
+    ));
     assert_eq!(lab.tair().server().command(&words), before);
-    assert!(matches!(looks.attempt(&request(&key("job"), LONG)).await, Attempt::Busy(busy) if busy.holders.len() == 1));
+    assert!(
+        matches!(looks.attempt(&request(&key("job"), LONG)).await, Attempt::Busy(busy) if busy.holders.len() == 1)
+    );
     assert_ne!(lab.tair().server().command(&words), before);
 }
 
@@ -363,9 +513,18 @@ async fn a_waiter_that_missed_its_offer_is_removed_by_the_next_holder(lab: &Lab)
     for mode in [Mode::Shared, Mode::Permits(2), Mode::Exclusive] {
         let (mut a, mut c) = (lab.client().await, lab.client().await);
         let held = a.hold(&key("job")).await;
-        lab.client().await.refused(&Request { fair: true, ..waiting(&key("job"), LONG) }).await;
+        lab.client()
+            .await
+            .refused(&Request {
+                fair: true,
+                ..waiting(&key("job"), LONG)
+            })
+            .await;
         a.free(&held).await;
-        let next = Request { mode, ..request(&key("job"), LONG) };
+        let next = Request {
+            mode,
+            ..request(&key("job"), LONG)
+        };
         assert!(c.refused(&next).await.transient);
         lab.pass(Duration::from_millis(1050)).await;
         c.take(&next).await;
@@ -398,13 +557,32 @@ impl Inside {
     }
 }
 
-async fn hold_and_release(mut client: Client, kinds: Vec<(Mode, bool)>, inside: Rc<RefCell<Inside>>) {
+async fn hold_and_release(
+    mut client: Client,
+    kinds: Vec<(Mode, bool)>,
+    inside: Rc<RefCell<Inside>>,
+) {
     let limits = Limits::of(Duration::from_secs(5));
     for (mode, fair) in kinds {
-        let wanted = Request { mode, fair, ..waiting(&key("job"), LONG) };
+        let wanted = Request {
+            mode,
+            fair,
+            ..waiting(&key("job"), LONG)
+        };
         let never = std::future::pending::<()>();
-        let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, WaitPolicy::For(LONG), limits, never, |_| {}).await;
-        let Ok(Outcome::Granted(lease)) = outcome else { panic!("{mode:?} {fair}: {outcome:?}") };
+        let outcome = lease::acquire(
+            &mut *client.0,
+            &BootClock,
+            wanted,
+            WaitPolicy::For(LONG),
+            limits,
+            never,
+            |_| {},
+        )
+        .await;
+        let Ok(Outcome::Granted(lease)) = outcome else {
+            panic!("{mode:?} {fair}: {outcome:?}")
+        };
         {
             let mut inside = inside.borrow_mut();
             inside.holds.push((mode, lease.permit, lease.fence));
@@ -412,23 +590,48 @@ async fn hold_and_release(mut client: Client, kinds: Vec<(Mode, bool)>, inside: 
             inside.check();
         }
         tokio::time::sleep(Duration::from_millis(dlock::lock::random() % 8)).await;
-        assert!(matches!(client.0.renew(&lease.key, &lease.token, None.into()).await, Ok(Renewal::Renewed { .. })));
-        inside.borrow_mut().holds.retain(|(_, _, fence)| *fence != lease.fence);
-        let released = lease::release(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), limits).await;
+        assert!(matches!(
+            client.0.renew(&lease.key, &lease.token, None.into()).await,
+            Ok(Renewal::Renewed { .. })
+        ));
+        inside
+            .borrow_mut()
+            .holds
+            .retain(|(_, _, fence)| *fence != lease.fence);
+        let released = lease::release(
+            &mut *client.0,
+            &BootClock,
+            &lease.key,
+            &lease.token,
+            &Scope::Tree.into(),
+            limits,
+        )
+        .await;
         assert!(matches!(released, Released::Free), "{released:?}");
     }
 }
 
 async fn all_kinds_at_once_get_the_lock(lab: &Lab) {
     const CLIENTS: usize = 12;
-    let kinds = [Mode::Shared, Mode::Permits(2), Mode::Exclusive, Mode::Shared];
+    let kinds = [
+        Mode::Shared,
+        Mode::Permits(2),
+        Mode::Exclusive,
+        Mode::Shared,
+    ];
     let inside = Rc::new(RefCell::new(Inside::default()));
     LocalSet::new()
         .run_until(async {
             let mut all = Vec::new();
             for n in 0..CLIENTS {
-                let requests = (0..4).map(|nth| (kinds[(n + nth) % kinds.len()], (n / 4 + nth) % 2 == 0)).collect();
-                all.push(spawn_local(hold_and_release(lab.client().await, requests, Rc::clone(&inside))));
+                let requests = (0..4)
+                    .map(|nth| (kinds[(n + nth) % kinds.len()], (n / 4 + nth) % 2 == 0))
+                    .collect();
+                all.push(spawn_local(hold_and_release(
+                    lab.client().await,
+                    requests,
+                    Rc::clone(&inside),
+                )));
             }
             for one in all {
                 one.await.expect("all grants");
@@ -440,7 +643,13 @@ async fn all_kinds_at_once_get_the_lock(lab: &Lab) {
     fences.dedup();
     assert_eq!(fences.len(), CLIENTS * 4, "a fence twice");
     let state = lab.client().await.inspect(&key("job")).await;
-    assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
+    assert!(
+        state.holders.is_empty() && state.waiters.is_empty(),
+        "{state:?}"
+    );
     let past = history(&mut lab.client().await, &key("job")).await.past;
-    assert!(past.len() == CLIENTS * 4 && past.iter().all(|past| past.end == End::Released), "{past:?}");
+    assert!(
+        past.len() == CLIENTS * 4 && past.iter().all(|past| past.end == End::Released),
+        "{past:?}"
+    );
 }

@@ -28,19 +28,28 @@ pub fn all() -> Vec<Case> {
 
 /// Returns the remaining lease of `token`; `None` if `token` has no hold.
 async fn left(client: &mut Client, key: &Key, token: &Token) -> Option<Duration> {
-    match client.0.renew(key, token, Intent::Probe).await.unwrap_or_else(|error| panic!("verify: {error:?}")) {
+    match client
+        .0
+        .renew(key, token, Intent::Probe)
+        .await
+        .unwrap_or_else(|error| panic!("verify: {error:?}"))
+    {
         Renewal::Kept { expires_in } => Some(expires_in.expect("an expiry")),
         Renewal::NotHeld => None,
         other => panic!("a probe was answered by {other:?}"),
     }
 }
 
-/// Checks that `token` has a hold, and of its lease, which began after `since`, no more is gone than the time that has passed and what
-/// stores round off.
+/// Checks that `token` has a hold, and of its lease, which began after `since`, no more is gone
+/// than the time that has passed and what stores round off.
 async fn assert_left(client: &mut Client, key: &Key, token: &Token, since: Instant) {
     let left = left(client, key, token).await.expect("a hold");
     let passed = since.elapsed() + SLACK + Duration::from_secs(2);
-    assert!(left <= LONG && left + passed >= LONG, "{left:?} of {LONG:?} after {:?}", since.elapsed());
+    assert!(
+        left <= LONG && left + passed >= LONG,
+        "{left:?} of {LONG:?} after {:?}",
+        since.elapsed()
+    );
 }
 
 async fn a_hold_is_verified_by_its_token_alone(lab: &Lab) {
@@ -60,7 +69,8 @@ async fn a_hold_is_verified_by_its_token_alone(lab: &Lab) {
     }
 }
 
-/// A store that rounds an expiry up and its clock down would report a millisecond too much for every other hold.
+/// A store that rounds an expiry up and its clock down would report a millisecond too much for
+/// every other hold.
 async fn the_lease_left_never_exceeds_the_ttl(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
@@ -69,7 +79,10 @@ async fn the_lease_left_never_exceeds_the_ttl(lab: &Lab) {
         let held = a.hold(&job).await;
         assert_left(&mut a, &job, &held.token, since).await;
         let reported = a.inspect(&job).await.holders[0].expires_in;
-        assert!(reported.is_none_or(|reported| reported <= LONG), "{reported:?} of {LONG:?}");
+        assert!(
+            reported.is_none_or(|reported| reported <= LONG),
+            "{reported:?} of {LONG:?}"
+        );
         a.free(&held).await;
     }
 }
@@ -112,7 +125,11 @@ async fn a_token_holds_its_own_lock_only(lab: &Lab) {
     let held = a.hold(&key("a")).await;
     a.hold(&key("b")).await;
     for other in ["b", "a/b", "A", "c"] {
-        assert_eq!(left(&mut a, &key(other), &held.token).await, None, "{other}");
+        assert_eq!(
+            left(&mut a, &key(other), &held.token).await,
+            None,
+            "{other}"
+        );
     }
 }
 
@@ -126,14 +143,20 @@ async fn verifying_does_not_extend_a_hold(lab: &Lab) {
     let step = ttl / 8;
     let mut asked = Duration::ZERO;
     while left(&mut b, &job, &held.token).await.is_some() {
-        assert!(asked < ttl + lab.kind.late() + SLACK, "still held after {asked:?}");
+        assert!(
+            asked < ttl + lab.kind.late() + SLACK,
+            "still held after {asked:?}"
+        );
         lab.pass(step).await;
         asked += step;
     }
     let next = request(&job, LONG);
     let until = std::time::Instant::now() + lab.kind.late() + SLACK;
     while !matches!(b.attempt(&next).await, dlock::lock::Attempt::Granted(_)) {
-        assert!(std::time::Instant::now() < until, "no token holds the lock, and it isn't free");
+        assert!(
+            std::time::Instant::now() < until,
+            "no token holds the lock, and it isn't free"
+        );
         lab.pass(step).await;
     }
 }
@@ -161,7 +184,10 @@ async fn each_nested_hold_is_verified(lab: &Lab) {
 async fn a_detached_hold_is_verified(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let mut held = dlock::lock::Request { detached: true, ..request(&job, LONG) };
+    let mut held = dlock::lock::Request {
+        detached: true,
+        ..request(&job, LONG)
+    };
     let since = Instant::now();
     held.token.session = a.take(&held).await.session;
     drop(a);
@@ -170,12 +196,16 @@ async fn a_detached_hold_is_verified(lab: &Lab) {
     assert_eq!(left(&mut b, &job, &held.token).await, None);
 }
 
-/// A store that rounds an expiry up and its clock down would compute an earlier expiry within the same millisecond.
+/// A store that rounds an expiry up and its clock down would compute an earlier expiry within the
+/// same millisecond.
 async fn an_immediate_renewal_shortens_nothing(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     for _ in 0..20 {
-        let mut held = dlock::lock::Request { detached: true, ..request(&job, LONG) };
+        let mut held = dlock::lock::Request {
+            detached: true,
+            ..request(&job, LONG)
+        };
         held.token.session = a.take(&held).await.session;
         b.renewed(&held, None).await;
         b.free(&held).await;

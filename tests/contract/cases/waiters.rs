@@ -1,4 +1,5 @@
-//! Many waiters, each with its own sessions, for one lock of a SQL server whose holder is cut off permanently.
+//! Many waiters, each with its own sessions, for one lock of a SQL server whose holder is cut off
+//! permanently.
 
 use std::{
     cell::{Cell, RefCell},
@@ -52,7 +53,10 @@ enum Clients {
 impl Clients {
     /// Returns a client that reaches the server through this port.
     fn at(&self, port: u16) -> Client {
-        let server = SqlServer::Tcp { host: "127.0.0.1".into(), port };
+        let server = SqlServer::Tcp {
+            host: "127.0.0.1".into(),
+            port,
+        };
         Client(match self.clone() {
             Self::MariaDb(mut options) => {
                 options.sql.server = server;
@@ -68,18 +72,25 @@ impl Clients {
 
 impl OwnServer {
     fn make(lab: &Lab) -> (Self, Clients) {
-        // One session for each waiter. With mode=row a few have a second one to count fences; and the test has one to inspect.
+        // One session for each waiter. With mode=row a few have a second one to count fences; and
+        // the test has one to inspect.
         let most = support::many_waiters() + 50;
         if lab.kind.speaks_mysql() {
             let settings = vec![format!("--max-connections={most}")];
-            let server = mariadb::MariaDb::with(mariadb::Options { settings, ..Default::default() });
+            let server = mariadb::MariaDb::with(mariadb::Options {
+                settings,
+                ..Default::default()
+            });
             server.sql("mysql", "CREATE DATABASE app");
             let mut options = lab.mariadb().options("dlock");
             options.sql.database = Some("app".into());
             (Self::MariaDb(server), Clients::MariaDb(options))
         } else {
             let settings = vec![format!("max_connections={most}")];
-            let server = Postgres::with(PostgresOptions { settings, ..Default::default() });
+            let server = Postgres::with(PostgresOptions {
+                settings,
+                ..Default::default()
+            });
             let mut options = lab.postgres().options("dlock");
             options.sql.database = Some("postgres".into());
             (Self::Postgres(server), Clients::Postgres(options))
@@ -109,7 +120,8 @@ impl OwnServer {
     }
 }
 
-/// Stands for another process: a thread that takes the lock, and renews it until `vanish` cuts the thread off.
+/// Stands for another process: a thread that takes the lock, and renews it until `vanish` cuts the
+/// thread off.
 struct Holder {
     vanish: std::sync::mpsc::Sender<()>,
     thread: std::thread::JoinHandle<Instant>,
@@ -122,7 +134,10 @@ impl Holder {
         let (has, had) = std::sync::mpsc::channel();
         let (clients, mut line) = (clients.clone(), line);
         let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
             runtime.block_on(async {
                 let mut client = clients.at(line.port);
                 let held = request(&key("job"), TTL);
@@ -157,38 +172,85 @@ struct Grants {
 async fn wait_and_release(mut client: Client, grants: Rc<Grants>) {
     let (never, wanted) = (std::future::pending::<()>(), waiting(&key("job"), LONG));
     let mut first = true;
-    let busy = |_: &Busy| grants.joined.set(grants.joined.get() + u32::from(std::mem::take(&mut first)));
-    let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, WaitPolicy::Forever, LIMITS, never, busy).await;
-    let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
-    grants.taken.borrow_mut().push((Instant::now(), lease.fence));
-    assert_eq!(grants.inside.replace(1), 0, "two waiters hold the lock at once");
+    let busy = |_: &Busy| {
+        grants
+            .joined
+            .set(grants.joined.get() + u32::from(std::mem::take(&mut first)));
+    };
+    let outcome = lease::acquire(
+        &mut *client.0,
+        &BootClock,
+        wanted,
+        WaitPolicy::Forever,
+        LIMITS,
+        never,
+        busy,
+    )
+    .await;
+    let Ok(Outcome::Granted(lease)) = outcome else {
+        panic!("{outcome:?}")
+    };
+    grants
+        .taken
+        .borrow_mut()
+        .push((Instant::now(), lease.fence));
+    assert_eq!(
+        grants.inside.replace(1),
+        0,
+        "two waiters hold the lock at once"
+    );
     tokio::task::yield_now().await;
     grants.inside.set(0);
-    let released = lease::release(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+    let released = lease::release(
+        &mut *client.0,
+        &BootClock,
+        &lease.key,
+        &lease.token,
+        &Scope::Tree.into(),
+        LIMITS,
+    )
+    .await;
     assert!(matches!(released, Released::Free), "{released:?}");
 }
 
 async fn many_waiters_survive_a_holder_that_vanished(lab: &Lab) {
     let files = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: files.maximum,
+            ..files
+        },
+    );
     // Each session needs a socket and a copy of it, at both ends.
     if files.maximum.is_some_and(|most| most < 12_000) {
-        return support::skip("many_waiters_survive_a_holder_that_vanished", "too few files may be open");
+        return support::skip(
+            "many_waiters_survive_a_holder_that_vanished",
+            "too few files may be open",
+        );
     }
     let (server, clients) = OwnServer::make(lab);
     clients.at(server.port()).0.init().await.expect("init");
     let set = LocalSet::new();
     let run = set.run_until(run_waiters(lab, &server, &clients));
-    tokio::time::timeout(LIMIT, run).await.expect("all waiters got the lock");
+    tokio::time::timeout(LIMIT, run)
+        .await
+        .expect("all waiters got the lock");
 }
 
 async fn run_waiters(lab: &Lab, server: &OwnServer, clients: &Clients) {
     let holder = Holder::start(clients, Proxy::to(server.port()));
     let (began, memory) = (Instant::now(), procfs::rss_kib(std::process::id()));
     let grants = Rc::new(Grants::default());
-    let (count, mut waiting) = (u32::try_from(support::many_waiters()).expect("few"), Vec::new());
+    let (count, mut waiting) = (
+        u32::try_from(support::many_waiters()).expect("few"),
+        Vec::new(),
+    );
     for n in 0..count {
-        waiting.push(spawn_local(wait_and_release(clients.at(server.port()), Rc::clone(&grants))));
+        waiting.push(spawn_local(wait_and_release(
+            clients.at(server.port()),
+            Rc::clone(&grants),
+        )));
         // Connections are made one at a time: no waiter may time out while it connects.
         while grants.joined.get() + 8 < n {
             lab.pass(Duration::from_millis(1)).await;
@@ -207,7 +269,10 @@ async fn run_waiters(lab: &Lab, server: &OwnServer, clients: &Clients) {
     let last = holder.thread.join().expect("the holder");
     let grants = grants.taken.borrow();
     assert_eq!(grants.len(), count as usize);
-    assert!(grants.windows(2).all(|two| two[0].1 < two[1].1), "fences rise");
+    assert!(
+        grants.windows(2).all(|two| two[0].1 < two[1].1),
+        "fences rise"
+    );
     let (first, drained) = (grants[0].0 - last, grants[grants.len() - 1].0 - grants[0].0);
     support::say(&format!(
         "{}: {count} waiters gathered in {gathered:.1?}, {each} KiB each; the holder vanished with a lease of {TTL:?}: the first grant \
@@ -215,15 +280,29 @@ async fn run_waiters(lab: &Lab, server: &OwnServer, clients: &Clients) {
         lab.kind.name()
     ));
     // A session's lock has a drain delay of half a second after a vanished holder.
-    let drain_delay = if lab.kind.held_by_session() { Duration::from_millis(500) } else { Duration::ZERO };
-    assert!(first >= TTL && first < TTL + short() + drain_delay, "{first:?}");
+    let drain_delay = if lab.kind.held_by_session() {
+        Duration::from_millis(500)
+    } else {
+        Duration::ZERO
+    };
+    assert!(
+        first >= TTL && first < TTL + short() + drain_delay,
+        "{first:?}"
+    );
     assert!(each < 512, "{each} KiB for each waiter");
     let state = clients.at(server.port()).inspect(&key("job")).await;
-    assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
+    assert!(
+        state.holders.is_empty() && state.waiters.is_empty(),
+        "{state:?}"
+    );
     // Connections end some time after their clients are dropped.
     let until = Instant::now() + Duration::from_secs(20);
     while server.sessions() > 0 {
-        assert!(Instant::now() < until, "{} sessions are left", server.sessions());
+        assert!(
+            Instant::now() < until,
+            "{} sessions are left",
+            server.sessions()
+        );
         lab.pass(Duration::from_millis(50)).await;
     }
 }

@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, End, Kind as ErrorKind, Mode, Progress, Release, ReleaseInfo, Renewal, Request, Scope, Wake},
+    lock::{
+        Attempt, End, Kind as ErrorKind, Mode, Progress, Release, ReleaseInfo, Renewal, Request,
+        Scope, Wake,
+    },
 };
 use zookeeper_client::{Acls, Client as Admin, CreateMode};
 
@@ -61,12 +64,23 @@ async fn contenders(lab: &Lab, job: &str) -> Vec<String> {
 
 async fn delete_first(lab: &Lab, job: &str) {
     let name = contenders(lab, job).await.remove(0);
-    lab.zookeeper().admin().await.delete(&format!("{}/dlock/{job}/{name}", lab.zookeeper().chroot), None).await.expect("a node to delete");
+    lab.zookeeper()
+        .admin()
+        .await
+        .delete(
+            &format!("{}/dlock/{job}/{name}", lab.zookeeper().chroot),
+            None,
+        )
+        .await
+        .expect("a node to delete");
 }
 
 async fn mkdir(lab: &Lab, admin: &Admin, below: &str) -> String {
     let path = format!("{}/{below}", lab.zookeeper().chroot);
-    admin.mkdir(&path, &CreateMode::Persistent.with_acls(ANY)).await.expect("a directory");
+    admin
+        .mkdir(&path, &CreateMode::Persistent.with_acls(ANY))
+        .await
+        .expect("a directory");
     path
 }
 
@@ -77,48 +91,117 @@ async fn our_lock_has_the_form_curator_expects(lab: &Lab) {
     let names = contenders(lab, "job").await;
     assert_eq!(names.len(), 2);
     for name in &names {
-        let (id, number) = name.strip_prefix("_c_").expect("Curator's prefix").split_once("-lock-").expect("its lock name");
+        let (id, number) = name
+            .strip_prefix("_c_")
+            .expect("Curator's prefix")
+            .split_once("-lock-")
+            .expect("its lock name");
         assert!(id.len() == 36 && number.len() == 10, "{name}");
-        assert!(!name.contains(&held.token.owner.to_string()), "the owner is a secret");
+        assert!(
+            !name.contains(&held.token.owner.to_string()),
+            "the owner is a secret"
+        );
     }
-    let (mut c, reader) = (lab.client().await, Request { mode: Mode::Shared, ..request(&key("read"), LONG) });
+    let (mut c, reader) = (
+        lab.client().await,
+        Request {
+            mode: Mode::Shared,
+            ..request(&key("read"), LONG)
+        },
+    );
     c.take(&reader).await;
     // Curator's mutex accepts a reader as a contender: a number follows the last `lock-`.
     let name = contenders(lab, "read").await.remove(0);
-    assert!(name.rsplit_once("lock-").is_some_and(|(_, number)| number.parse::<i32>().is_ok()), "{name}");
+    assert!(
+        name.rsplit_once("lock-")
+            .is_some_and(|(_, number)| number.parse::<i32>().is_ok()),
+        "{name}"
+    );
 }
 
 async fn contenders_of_other_libraries_are_waited_for(lab: &Lab) {
     let admin = lab.zookeeper().admin().await;
     let families = [
-        ("curator", "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-lock-", false),
-        ("write", "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__WRIT__", false),
-        ("read", "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__READ__", true),
+        (
+            "curator",
+            "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-lock-",
+            false,
+        ),
+        (
+            "write",
+            "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__WRIT__",
+            false,
+        ),
+        (
+            "read",
+            "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__READ__",
+            true,
+        ),
         ("go", "_c_8743c9c0079549078 7fd6c719a6b4586-lock-", false),
         ("kazoo", "8743c9c00795490787fd6c719a6b4586__lock__", false),
-        ("kazoo-read", "8743c9c00795490787fd6c719a6b4586__rlock__", true),
+        (
+            "kazoo-read",
+            "8743c9c00795490787fd6c719a6b4586__rlock__",
+            true,
+        ),
     ];
     for (job, name, shared) in families {
         let path = mkdir(lab, &admin, &format!("dlock/{job}")).await;
         let node = format!("{path}/{name}");
-        let (_, number) = admin.create(&node, b"10.0.0.7", &CreateMode::EphemeralSequential.with_acls(ANY)).await.expect("a node");
+        let (_, number) = admin
+            .create(
+                &node,
+                b"10.0.0.7",
+                &CreateMode::EphemeralSequential.with_acls(ANY),
+            )
+            .await
+            .expect("a node");
         let mut a = lab.client().await;
         let busy = a.refused(&request(&key(job), LONG)).await;
-        assert!(busy.holders.len() == 1 && busy.holders[0].foreign && busy.holders[0].metadata.is_none(), "{job}: {busy:?}");
-        assert_eq!(busy.holders[0].mode, if shared { Mode::Shared } else { Mode::Exclusive }, "{job}");
-        let reader = Request { mode: Mode::Shared, ..request(&key(job), LONG) };
-        assert_eq!(matches!(a.attempt(&reader).await, Attempt::Granted(_)), shared, "{job}: readers share the lock");
-        a.0.release(&key(job), &reader.token, &Scope::Tree.into()).await.expect("release");
+        assert!(
+            busy.holders.len() == 1
+                && busy.holders[0].foreign
+                && busy.holders[0].metadata.is_none(),
+            "{job}: {busy:?}"
+        );
+        assert_eq!(
+            busy.holders[0].mode,
+            if shared {
+                Mode::Shared
+            } else {
+                Mode::Exclusive
+            },
+            "{job}"
+        );
+        let reader = Request {
+            mode: Mode::Shared,
+            ..request(&key(job), LONG)
+        };
+        assert_eq!(
+            matches!(a.attempt(&reader).await, Attempt::Granted(_)),
+            shared,
+            "{job}: readers share the lock"
+        );
+        a.0.release(&key(job), &reader.token, &Scope::Tree.into())
+            .await
+            .expect("release");
         let wanted = waiting(&key(job), LONG);
         assert!(a.refused(&wanted).await.notifies);
         let free = async {
             lab.pass(SLACK).await;
-            admin.delete(&format!("{node}{number}"), None).await.expect("its node");
+            admin
+                .delete(&format!("{node}{number}"), None)
+                .await
+                .expect("its node");
             Instant::now()
         };
         let (grant, freed) = tokio::join!(a.wait_for(&wanted, LONG), free);
         assert!(freed.elapsed() < soon(), "{job}: {:?}", freed.elapsed());
-        assert_eq!(grant.drain_delay, Duration::ZERO, "{job}: other libraries leave no marks");
+        assert_eq!(
+            grant.drain_delay,
+            Duration::ZERO,
+            "{job}: other libraries leave no marks"
+        );
     }
 }
 
@@ -131,7 +214,14 @@ async fn a_waiter_far_back_proves_rarely_that_it_lives(lab: &Lab) {
     for n in 0..=220 {
         let form = if n == 0 { "__rlock__" } else { "__lock__" };
         let node = format!("{path}/8743c9c00795490787fd6c719a6b4586{form}");
-        let (_, number) = admin.create(&node, b"10.0.0.7", &CreateMode::EphemeralSequential.with_acls(ANY)).await.expect("a node");
+        let (_, number) = admin
+            .create(
+                &node,
+                b"10.0.0.7",
+                &CreateMode::EphemeralSequential.with_acls(ANY),
+            )
+            .await
+            .expect("a node");
         others.push(format!("{node}{number}"));
     }
     let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
@@ -142,19 +232,34 @@ async fn a_waiter_far_back_proves_rarely_that_it_lives(lab: &Lab) {
     let wait_for_long = async |client: &mut Client, wanted: &Request, time: Duration| {
         let began = Instant::now();
         while began.elapsed() < time {
-            client.wait(wanted, time.saturating_sub(began.elapsed())).await;
+            client
+                .wait(wanted, time.saturating_sub(began.elapsed()))
+                .await;
             client.refused(wanted).await;
         }
     };
     let time = Duration::from_secs(14);
-    tokio::join!(wait_for_long(&mut a, &first, time), wait_for_long(&mut b, &second, time));
-    assert_eq!(contenders(lab, "job").await[221], place, "a living waiter lost its position");
+    tokio::join!(
+        wait_for_long(&mut a, &first, time),
+        wait_for_long(&mut b, &second, time)
+    );
+    assert_eq!(
+        contenders(lab, "job").await[221],
+        place,
+        "a living waiter lost its position"
+    );
     let meta = format!("{}/dlock.meta", lab.zookeeper().chroot);
     let proofs = admin.list_children(&meta).await.expect("the records");
-    let proofs = proofs.iter().filter(|name| name.starts_with("%wait-")).collect::<Vec<_>>();
+    let proofs = proofs
+        .iter()
+        .filter(|name| name.starts_with("%wait-"))
+        .collect::<Vec<_>>();
     assert_eq!(proofs.len(), 2);
     for proof in proofs {
-        let (data, stat) = admin.get_data(&format!("{meta}/{proof}")).await.expect("a proof");
+        let (data, stat) = admin
+            .get_data(&format!("{meta}/{proof}"))
+            .await
+            .expect("a proof");
         assert!(data == b"7500" && stat.version <= 2, "{stat:?}");
     }
     // The first one dies, and the queue moves on to it.
@@ -163,23 +268,42 @@ async fn a_waiter_far_back_proves_rarely_that_it_lives(lab: &Lab) {
     }
     let began = Instant::now();
     b.wait_for(&second, LONG / 2).await;
-    crate::support::say(&format!("zookeeper: a waiter that died far back blocked the queue for {:?}; 18 s are allowed", began.elapsed()));
+    crate::support::say(&format!(
+        "zookeeper: a waiter that died far back blocked the queue for {:?}; 18 s are allowed",
+        began.elapsed()
+    ));
 }
 
 async fn a_node_that_belongs_to_no_lock_is_an_error(lab: &Lab) {
     let admin = lab.zookeeper().admin().await;
     let path = mkdir(lab, &admin, "dlock/brokers").await;
-    admin.create(&format!("{path}/ids"), b"", &CreateMode::Persistent.with_acls(ANY)).await.expect("a node");
+    admin
+        .create(
+            &format!("{path}/ids"),
+            b"",
+            &CreateMode::Persistent.with_acls(ANY),
+        )
+        .await
+        .expect("a node");
     let before = Target::tree(&admin, &lab.zookeeper().chroot).await;
     let mut a = lab.client().await;
-    for wanted in [request(&key("brokers"), LONG), waiting(&key("brokers"), LONG)] {
+    for wanted in [
+        request(&key("brokers"), LONG),
+        waiting(&key("brokers"), LONG),
+    ] {
         let error = a.0.try_acquire(&wanted).await.expect_err("no lock");
         assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
         assert_eq!(a.renew(&wanted, None).await, Renewal::NotHeld);
         assert_eq!(a.release(&wanted, Scope::Tree).await, Release::NotHeld);
         a.leave_queue(&wanted).await;
     }
-    assert_eq!(a.0.inspect(&key("brokers")).await.expect_err("no lock").kind, ErrorKind::Data);
+    assert_eq!(
+        a.0.inspect(&key("brokers"))
+            .await
+            .expect_err("no lock")
+            .kind,
+        ErrorKind::Data
+    );
     assert!(a.keys("").await.is_empty());
     assert_eq!(Target::tree(&admin, &lab.zookeeper().chroot).await, before);
 }
@@ -196,11 +320,21 @@ async fn a_removed_directory_is_created_again(lab: &Lab) {
         last = fence.0;
         a.free(&held).await;
         let chroot = &lab.zookeeper().chroot;
-        admin.delete(&format!("{chroot}/dlock/job"), None).await.expect("an empty directory");
+        admin
+            .delete(&format!("{chroot}/dlock/job"), None)
+            .await
+            .expect("an empty directory");
         if whole {
-            admin.delete(&format!("{chroot}/dlock"), None).await.expect("an empty directory");
+            admin
+                .delete(&format!("{chroot}/dlock"), None)
+                .await
+                .expect("an empty directory");
         }
-        assert_eq!(lab.client().await.inspect(&key("job")).await.last_fence, Some(fence), "the fence is stored elsewhere");
+        assert_eq!(
+            lab.client().await.inspect(&key("job")).await.last_fence,
+            Some(fence),
+            "the fence is stored elsewhere"
+        );
     }
 }
 
@@ -211,7 +345,10 @@ async fn a_node_deleted_from_outside_causes_a_drain_delay(lab: &Lab) {
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
     let noticed = async {
-        a.0.tether().expect("a session").watch(&job, &held.token).await;
+        a.0.tether()
+            .expect("a session")
+            .watch(&job, &held.token)
+            .await;
         Instant::now()
     };
     let delete = async {
@@ -220,14 +357,28 @@ async fn a_node_deleted_from_outside_causes_a_drain_delay(lab: &Lab) {
         Instant::now()
     };
     let (noticed, deleted, grant) = tokio::join!(noticed, delete, b.wait_for(&wanted, LONG));
-    assert!(noticed.saturating_duration_since(deleted) < soon(), "{noticed:?} {deleted:?}");
+    assert!(
+        noticed.saturating_duration_since(deleted) < soon(),
+        "{noticed:?} {deleted:?}"
+    );
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
-    assert_eq!(grant.drain_delay, Duration::from_millis(500), "the old holder's command may need that long to end");
-    assert_eq!(b.take(&wanted).await.drain_delay, grant.drain_delay, "a repeated request returns the same grant");
+    assert_eq!(
+        grant.drain_delay,
+        Duration::from_millis(500),
+        "the old holder's command may need that long to end"
+    );
+    assert_eq!(
+        b.take(&wanted).await.drain_delay,
+        grant.drain_delay,
+        "a repeated request returns the same grant"
+    );
     b.free(&wanted).await;
     // The release removed the rest of the vanished hold.
-    assert_eq!(c.take(&request(&job, LONG)).await.drain_delay, Duration::ZERO);
+    assert_eq!(
+        c.take(&request(&job, LONG)).await.drain_delay,
+        Duration::ZERO
+    );
 }
 
 async fn a_clean_release_causes_no_drain_delay(lab: &Lab) {
@@ -256,29 +407,56 @@ async fn a_clean_release_causes_no_drain_delay(lab: &Lab) {
 
 async fn delete_last_but_one(lab: &Lab) {
     let names = contenders(lab, "job").await;
-    let path = format!("{}/dlock/job/{}", lab.zookeeper().chroot, names[names.len() - 2]);
-    lab.zookeeper().admin().await.delete(&path, None).await.expect("a node to delete");
+    let path = format!(
+        "{}/dlock/job/{}",
+        lab.zookeeper().chroot,
+        names[names.len() - 2]
+    );
+    lab.zookeeper()
+        .admin()
+        .await
+        .delete(&path, None)
+        .await
+        .expect("a node to delete");
 }
 
 async fn a_holder_of_another_library_causes_no_drain_delay(lab: &Lab) {
     let admin = lab.zookeeper().admin().await;
     let path = mkdir(lab, &admin, "dlock/job").await;
     let node = format!("{path}/_c_8743c9c0-0795-4907-87fd-6c719a6b4586-lock-");
-    let (_, number) = admin.create(&node, b"", &CreateMode::EphemeralSequential.with_acls(ANY)).await.expect("a node");
+    let (_, number) = admin
+        .create(&node, b"", &CreateMode::EphemeralSequential.with_acls(ANY))
+        .await
+        .expect("a node");
     let mut a = lab.client().await;
     a.refused(&request(&key("job"), LONG)).await;
-    admin.delete(&format!("{node}{number}"), None).await.expect("its node");
-    assert_eq!(a.take(&request(&key("job"), LONG)).await.drain_delay, Duration::ZERO);
+    admin
+        .delete(&format!("{node}{number}"), None)
+        .await
+        .expect("its node");
+    assert_eq!(
+        a.take(&request(&key("job"), LONG)).await.drain_delay,
+        Duration::ZERO
+    );
 }
 
 async fn a_vanished_writer_causes_a_drain_delay_for_every_reader(lab: &Lab) {
     let mut a = lab.client().await;
     a.hold(&key("job")).await;
     delete_first(lab, "job").await;
-    let reader = || Request { mode: Mode::Shared, ..request(&key("job"), LONG) };
+    let reader = || Request {
+        mode: Mode::Shared,
+        ..request(&key("job"), LONG)
+    };
     let (mut b, mut c) = (lab.client().await, lab.client().await);
-    assert_eq!(b.take(&reader()).await.drain_delay, Duration::from_millis(500));
-    assert_eq!(c.take(&reader()).await.drain_delay, Duration::from_millis(500));
+    assert_eq!(
+        b.take(&reader()).await.drain_delay,
+        Duration::from_millis(500)
+    );
+    assert_eq!(
+        c.take(&reader()).await.drain_delay,
+        Duration::from_millis(500)
+    );
 }
 
 async fn an_undone_grant_does_not_shorten_the_drain_delay(lab: &Lab) {
@@ -288,13 +466,24 @@ async fn an_undone_grant_does_not_shorten_the_drain_delay(lab: &Lab) {
     for _ in 0..3 {
         let hasty = request(&key("job"), LONG);
         assert_eq!(b.take(&hasty).await.drain_delay, Duration::from_millis(500));
-        assert_eq!(b.0.release(&hasty.key, &hasty.token, &ReleaseInfo::UNDO).await.expect("release"), Release::Released);
+        assert_eq!(
+            b.0.release(&hasty.key, &hasty.token, &ReleaseInfo::UNDO)
+                .await
+                .expect("release"),
+            Release::Released
+        );
     }
     let patient = request(&key("job"), LONG);
-    assert_eq!(b.take(&patient).await.drain_delay, Duration::from_millis(500));
+    assert_eq!(
+        b.take(&patient).await.drain_delay,
+        Duration::from_millis(500)
+    );
     b.free(&patient).await;
     assert_eq!(history(&mut b, &key("job")).await.past.len(), 2);
-    assert_eq!(b.take(&request(&key("job"), LONG)).await.drain_delay, Duration::ZERO);
+    assert_eq!(
+        b.take(&request(&key("job"), LONG)).await.drain_delay,
+        Duration::ZERO
+    );
 }
 
 async fn holders_that_vanish_in_succession_leave_few_marks(lab: &Lab) {
@@ -302,29 +491,56 @@ async fn holders_that_vanish_in_succession_leave_few_marks(lab: &Lab) {
     let (mut fences, mut clients) = (Vec::new(), Vec::new());
     for n in 0..40 {
         let mut a = lab.client().await;
-        let asked = Request { detached: n % 2 == 0, ..request(&key("job"), LONG) };
+        let asked = Request {
+            detached: n % 2 == 0,
+            ..request(&key("job"), LONG)
+        };
         let grant = a.take(&asked).await;
-        assert_eq!(grant.drain_delay, Duration::from_millis(if n == 0 { 0 } else { 500 }));
+        assert_eq!(
+            grant.drain_delay,
+            Duration::from_millis(if n == 0 { 0 } else { 500 })
+        );
         fences.push(Some(grant.fence));
         clients.push(a);
         delete_first(lab, "job").await;
     }
-    let meta = lab.zookeeper().admin().await.list_children(&format!("{}/dlock.meta/job", lab.zookeeper().chroot)).await.expect("nodes");
-    assert!(meta.iter().filter(|name| name.starts_with("held-")).count() < 20, "{meta:?}");
+    let meta = lab
+        .zookeeper()
+        .admin()
+        .await
+        .list_children(&format!("{}/dlock.meta/job", lab.zookeeper().chroot))
+        .await
+        .expect("nodes");
+    assert!(
+        meta.iter().filter(|name| name.starts_with("held-")).count() < 20,
+        "{meta:?}"
+    );
     let past = history(&mut clients[0], &key("job")).await.past;
-    assert!(past.iter().map(|past| past.fence).eq(fences.into_iter().rev()), "{past:?}");
+    assert!(
+        past.iter()
+            .map(|past| past.fence)
+            .eq(fences.into_iter().rev()),
+        "{past:?}"
+    );
     assert!(past.iter().all(|past| past.end == End::Expired));
 }
 
 async fn a_hold_is_handed_over_with_its_session(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    let mut held = Request { detached: true, ..request(&job, short() * 2) };
+    let mut held = Request {
+        detached: true,
+        ..request(&job, short() * 2)
+    };
     let bare = held.clone();
     let grant = a.take(&held).await;
     drop(a);
     held.token = held.token.reveal().parse().expect("a token");
-    assert_eq!(b.renew(&held, None).await, Renewal::NotHeld, "without its session the token holds nothing");
+    assert_eq!(
+        b.renew(&held, None).await,
+        Renewal::NotHeld,
+        "without its session the token holds nothing"
+    );
     held.token.session = grant.session;
     assert!(grant.session.is_some());
     for _ in 0..3 {
@@ -334,30 +550,46 @@ async fn a_hold_is_handed_over_with_its_session(lab: &Lab) {
     // The token as text is enough.
     held.token = held.token.reveal().parse().expect("a token");
     assert_eq!(c.renewed(&held, None).await, grant.fence);
-    assert_eq!(b.release(&bare, Scope::Hold).await, Release::Released, "this client has taken over the session already");
+    assert_eq!(
+        b.release(&bare, Scope::Hold).await,
+        Release::Released,
+        "this client has taken over the session already"
+    );
     assert_eq!(c.renew(&held, None).await, Renewal::NotHeld);
     // The detached hold expires by itself.
-    let mut other = Request { detached: true, ..request(&job, short()) };
+    let mut other = Request {
+        detached: true,
+        ..request(&job, short())
+    };
     other.token.session = c.take(&other).await.session;
     lab.outlast(short()).await;
     assert_eq!(b.renew(&other, None).await, Renewal::NotHeld);
     b.hold(&job).await;
 }
 
-/// As with `--leftover leave`: the outer process is gone, and a nested hold keeps the lock beyond the outer lease.
+/// As with `--leftover leave`: the outer process is gone, and a nested hold keeps the lock beyond
+/// the outer lease.
 async fn a_nested_hold_keeps_the_lock_of_a_dead_outer_holder(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = request(&job, short());
     a.take(&outer).await;
-    let inner = Request { ttl: crate::lab::ttl(LONG), ..nested(&outer) };
+    let inner = Request {
+        ttl: crate::lab::ttl(LONG),
+        ..nested(&outer)
+    };
     b.take(&inner).await;
     assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(1));
     drop(a);
-    assert!(c.left(&job).await <= short(), "the remaining lease without renewals of the nested hold");
+    assert!(
+        c.left(&job).await <= short(),
+        "the remaining lease without renewals of the nested hold"
+    );
     for _ in 0..5 {
         match b.renew(&inner, None).await {
-            Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), short(), "the TTL is that of the shorter session"),
+            Renewal::Renewed { ttl, .. } => {
+                assert_eq!(ttl.get(), short(), "the TTL is that of the shorter session");
+            }
             other => panic!("{other:?}"),
         }
         c.refused(&request(&job, LONG)).await;
@@ -372,7 +604,10 @@ async fn a_hold_released_elsewhere_is_left_to_its_nested_holds(lab: &Lab) {
     for renews in [true, false] {
         let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
         let job = key(&format!("{renews}"));
-        let mut held = Request { detached: true, ..request(&job, LONG) };
+        let mut held = Request {
+            detached: true,
+            ..request(&job, LONG)
+        };
         held.token.session = a.take(&held).await.session;
         let inner = nested(&held);
         c.take(&inner).await;
@@ -397,12 +632,32 @@ async fn a_holder_whose_session_is_just_ending_has_no_time_left(lab: &Lab) {
     a.hold(&job).await;
     let admin = lab.zookeeper().admin().await;
     let meta = format!("{}/dlock.meta/job", lab.zookeeper().chroot);
-    admin.sync(&meta).await.expect("a server that is up to date");
-    let holds = admin.list_children(&meta).await.expect("the nodes next to the lock");
-    let hold = holds.iter().find(|name| name.starts_with("hold-")).expect("the node that renewals write");
-    admin.delete(&format!("{meta}/{hold}"), None).await.expect("a node to delete");
-    assert_eq!(b.refused(&request(&job, LONG)).await.expires_in, Some(Duration::ZERO));
-    assert!(b.refused(&waiting(&job, LONG)).await.expires_in.is_some_and(|left| left < soon()));
+    admin
+        .sync(&meta)
+        .await
+        .expect("a server that is up to date");
+    let holds = admin
+        .list_children(&meta)
+        .await
+        .expect("the nodes next to the lock");
+    let hold = holds
+        .iter()
+        .find(|name| name.starts_with("hold-"))
+        .expect("the node that renewals write");
+    admin
+        .delete(&format!("{meta}/{hold}"), None)
+        .await
+        .expect("a node to delete");
+    assert_eq!(
+        b.refused(&request(&job, LONG)).await.expires_in,
+        Some(Duration::ZERO)
+    );
+    assert!(
+        b.refused(&waiting(&job, LONG))
+            .await
+            .expires_in
+            .is_some_and(|left| left < soon())
+    );
 }
 
 async fn a_released_lock_leaves_only_its_record(lab: &Lab) {
@@ -447,12 +702,21 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     let name = contenders(lab, "job").await.remove(0);
     let path = format!("{}/dlock/job/{name}", lab.zookeeper().chroot);
     let admin = lab.zookeeper().admin().await;
-    admin.set_data(&path, br#"{"dlock":"3.0"}"#, None).await.expect("its data");
+    admin
+        .set_data(&path, br#"{"dlock":"3.0"}"#, None)
+        .await
+        .expect("its data");
     let mut b = lab.client().await;
-    for error in [b.0.try_acquire(&request(&key("job"), LONG)).await.err(), b.0.inspect(&key("job")).await.err()] {
+    for error in [
+        b.0.try_acquire(&request(&key("job"), LONG)).await.err(),
+        b.0.inspect(&key("job")).await.err(),
+    ] {
         assert_eq!(error.expect("refused").kind, ErrorKind::Layout);
     }
-    admin.set_data(&path, br#"{"dlock":"2.9","more":1}"#, None).await.expect("its data");
+    admin
+        .set_data(&path, br#"{"dlock":"2.9","more":1}"#, None)
+        .await
+        .expect("its data");
     b.refused(&request(&key("job"), LONG)).await;
     a.free(&held).await;
 }
@@ -463,10 +727,15 @@ async fn a_long_unused_record_can_be_removed(lab: &Lab) {
     let used = a.hold(&key("used")).await;
     a.free(&used).await;
     lab.pass(Duration::from_millis(500)).await;
-    assert_eq!(a.0.collect(LONG, &Progress::default()).await.expect("gc"), Some(0));
+    assert_eq!(
+        a.0.collect(LONG, &Progress::default()).await.expect("gc"),
+        Some(0)
+    );
     assert_eq!(history(&mut a, &key("used")).await.past.len(), 1);
     assert_eq!(
-        a.0.collect(Duration::from_millis(100), &Progress::default()).await.expect("gc"),
+        a.0.collect(Duration::from_millis(100), &Progress::default())
+            .await
+            .expect("gc"),
         Some(1),
         "one lock: its record and its history"
     );
@@ -495,17 +764,36 @@ async fn a_create_whose_answer_was_lost_is_found_again(lab: &Lab) {
         proxy.trap(lab.server().taking_mark(), fault);
         let wanted = waiting(&job, LONG);
         let never = std::future::pending::<()>();
-        let take = lease::acquire(&mut *a.0, &BootClock, wanted, WaitPolicy::For(LONG), LIMITS, never, |_| {});
+        let take = lease::acquire(
+            &mut *a.0,
+            &BootClock,
+            wanted,
+            WaitPolicy::For(LONG),
+            LIMITS,
+            never,
+            |_| {},
+        );
         let free = async {
             lab.pass(LIMITS.attempt() * 2).await;
             let names = contenders(lab, job.as_str()).await;
-            assert_eq!(names.len(), 2, "{fault:?}: one waiter has one position: {names:?}");
+            assert_eq!(
+                names.len(),
+                2,
+                "{fault:?}: one waiter has one position: {names:?}"
+            );
             other.free(&held).await;
         };
         let (outcome, ()) = tokio::join!(take, free);
-        let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
+        let Ok(Outcome::Granted(lease)) = outcome else {
+            panic!("{outcome:?}")
+        };
         assert_eq!(proxy.sprung(), 1);
-        assert_eq!(a.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
+        assert_eq!(
+            a.0.release(&job, &lease.token, &Scope::Tree.into())
+                .await
+                .expect("release"),
+            Release::Released
+        );
         assert!(contenders(lab, job.as_str()).await.is_empty());
     }
 }
@@ -524,7 +812,8 @@ async fn a_waiter_whose_session_ended_queues_again(lab: &Lab) {
     assert_eq!(contenders(lab, "job").await.len(), 2);
     proxy.set(Line::Pass);
     proxy.cut();
-    // The waiter learns of the loss while it waits, or with its next request after the connection broke.
+    // The waiter learns of the loss while it waits, or with its next request after the connection
+    // broke.
     let mut wake = loop {
         match b.0.wait(&lost, Duration::from_secs(5)).await {
             Err(error) if error.is_transient() => lab.pass(Duration::from_millis(20)).await,
@@ -532,7 +821,11 @@ async fn a_waiter_whose_session_ended_queues_again(lab: &Lab) {
         }
     };
     assert_eq!(wake, Wake::Changed);
-    assert_eq!(b.refused(&lost).await.position, Some(2), "the waiter is at the end of the queue");
+    assert_eq!(
+        b.refused(&lost).await.position,
+        Some(2),
+        "the waiter is at the end of the queue"
+    );
     a.free(&held).await;
     c.wait_for(&after, LONG).await;
     wake = b.wait(&lost, SLACK).await;
@@ -549,12 +842,20 @@ async fn a_server_that_stops_answering_is_left(lab: &Lab) {
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
     proxy.set(Line::BlackHole);
-    assert!(tokio::time::timeout(SLACK, a.0.renew(&job, &held.token, None.into())).await.is_err());
+    assert!(
+        tokio::time::timeout(SLACK, a.0.renew(&job, &held.token, None.into()))
+            .await
+            .is_err()
+    );
     proxy.set(Line::Pass);
     let before = proxy.connections();
     let began = Instant::now();
     assert_eq!(a.renewed(&held, None).await, fence);
-    assert!(began.elapsed() < soon() && proxy.connections() > before, "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < soon() && proxy.connections() > before,
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 /// Completed calls and dropped calls both end their sessions.
@@ -566,7 +867,8 @@ async fn no_session_is_left_behind(lab: &Lab) {
     let mut a = lab.client().await;
     let (job, other) = (key("job"), key("other"));
     for _ in 0..5 {
-        // A refused request, a waiter that leaves, nested holds, and releases of a hold and of a tree.
+        // A refused request, a waiter that leaves, nested holds, and releases of a hold and of a
+        // tree.
         let held = a.hold(&job).await;
         lab.client().await.refused(&request(&job, LONG)).await;
         let mut b = lab.client().await;
@@ -586,12 +888,21 @@ async fn no_session_is_left_behind(lab: &Lab) {
         b.renewed(&inner, None).await;
         b.free(&inner).await;
         // Detached holds that other processes use.
-        let mut held = Request { detached: true, ..request(&other, LONG) };
+        let mut held = Request {
+            detached: true,
+            ..request(&other, LONG)
+        };
         held.token.session = a.take(&held).await.session;
         lab.client().await.renewed(&held, None).await;
         lab.client().await.free(&held).await;
-        assert_eq!(lab.client().await.renew(&held, None).await, Renewal::NotHeld);
-        let held = Request { detached: true, ..request(&other, LONG) };
+        assert_eq!(
+            lab.client().await.renew(&held, None).await,
+            Renewal::NotHeld
+        );
+        let held = Request {
+            detached: true,
+            ..request(&other, LONG)
+        };
         a.take(&held).await;
         a.free(&held).await;
         a.inspect(&job).await;
@@ -608,7 +919,12 @@ async fn no_session_is_left_behind(lab: &Lab) {
     // Nested holds of a released tree end with their processes.
     let began = Instant::now();
     while sessions().is_none_or(|count| count > before + 5) {
-        assert!(began.elapsed() < stretched(Duration::from_secs(2)), "{before} {:?} {:?}", sessions(), servers.nodes[0].word("dump"));
+        assert!(
+            began.elapsed() < stretched(Duration::from_secs(2)),
+            "{before} {:?} {:?}",
+            sessions(),
+            servers.nodes[0].word("dump")
+        );
         lab.pass(SLACK).await;
     }
     drop(a);
@@ -618,13 +934,26 @@ async fn no_session_is_left_behind(lab: &Lab) {
 async fn many_waiters_survive_a_holder_that_died(lab: &Lab) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let files = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: files.maximum,
+            ..files
+        },
+    );
     if files.maximum.is_some_and(|most| most < 8192) {
-        return crate::support::skip("many_waiters_survive_a_holder_that_died", "too few files may be open");
+        return crate::support::skip(
+            "many_waiters_survive_a_holder_that_died",
+            "too few files may be open",
+        );
     }
     lab.target.isolate().await;
     let servers = lab.zookeeper().servers();
-    let packets = || servers.nodes[0].counted("zk_packets_received").unwrap_or_default();
+    let packets = || {
+        servers.nodes[0]
+            .counted("zk_packets_received")
+            .unwrap_or_default()
+    };
     let mut holder = lab.client().await;
     let job = key("job");
     holder.take(&request(&job, short() * 4)).await;
@@ -645,7 +974,11 @@ async fn many_waiters_survive_a_holder_that_died(lab: &Lab) {
     assert_eq!(grant.drain_delay, Duration::from_millis(500));
     assert!(took < short() * 5 + soon(), "{took:?}");
     for (other, wanted) in &mut waiters {
-        assert_eq!(other.wait(wanted, Duration::ZERO).await, Wake::TimedOut, "only one waiter is woken");
+        assert_eq!(
+            other.wait(wanted, Duration::ZERO).await,
+            Wake::TimedOut,
+            "only one waiter is woken"
+        );
     }
     let before = packets();
     let began = Instant::now();

@@ -14,14 +14,23 @@ impl Apart {
         Self(format!("case{:04}-", NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Returns this case's namespace for a name. The empty namespace is shared, so only one case may use it.
+    /// Returns this case's namespace for a name. The empty namespace is shared, so only one case
+    /// may use it.
     pub fn namespace(&self, name: &str) -> String {
-        if name.is_empty() { String::new() } else { format!("{}{name}", self.0) }
+        if name.is_empty() {
+            String::new()
+        } else {
+            format!("{}{name}", self.0)
+        }
     }
 
     /// Removes all keys in this case's part of a server.
     pub fn wipe(&self, server: &Redis) {
-        for (name, _) in server.keys().into_iter().filter(|(name, _)| name.contains(&self.0)) {
+        for (name, _) in server
+            .keys()
+            .into_iter()
+            .filter(|(name, _)| name.contains(&self.0))
+        {
             server.command(&["DEL", &name]);
         }
     }

@@ -20,7 +20,13 @@ pub struct Target {
 
 /// Returns options to reach the cluster through the nodes on these ports.
 pub fn options_at(seeds: impl IntoIterator<Item = u16>) -> RedisOptions {
-    let seeds = seeds.into_iter().map(|port| Address { host: "127.0.0.1".into(), port }).collect();
+    let seeds = seeds
+        .into_iter()
+        .map(|port| Address {
+            host: "127.0.0.1".into(),
+            port,
+        })
+        .collect();
     RedisOptions::new(RedisServer::Cluster(seeds))
 }
 
@@ -28,7 +34,10 @@ impl Target {
     pub fn make() -> Self {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let cluster = Arc::clone(shared.get_or_insert_with(|| Arc::new(Cluster::start())));
-        Self { cluster, apart: Apart::new() }
+        Self {
+            cluster,
+            apart: Apart::new(),
+        }
     }
 }
 
@@ -41,7 +50,10 @@ pub fn end() {
 impl super::Target for Target {
     async fn open(&self, namespace: &str) -> Box<dyn Backend> {
         let namespace = Namespace::new(self.apart.namespace(namespace)).expect("a namespace");
-        Box::new(Redis::new(RedisOptions { namespace, ..options_at([self.cluster.nodes[0].port]) }))
+        Box::new(Redis::new(RedisOptions {
+            namespace,
+            ..options_at([self.cluster.nodes[0].port])
+        }))
     }
 
     async fn unreachable(&self) -> Box<dyn Backend> {

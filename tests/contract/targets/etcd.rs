@@ -1,4 +1,5 @@
-//! One etcd for all cases, each in its own namespaces: a single member, or three, any of which a client may use.
+//! One etcd for all cases, each in its own namespaces: a single member, or three, any of which a
+//! client may use.
 
 use std::{
     cell::RefCell,
@@ -22,13 +23,23 @@ static SHARED: [Mutex<Option<Arc<support::etcd::Etcd>>>; 2] = [Mutex::new(None),
 /// Ends the shared servers.
 pub fn end() {
     for shared in &SHARED {
-        shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        shared
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .take();
     }
 }
 
 fn shared(members: usize) -> Arc<support::etcd::Etcd> {
-    let mut shared = SHARED[usize::from(members > 1)].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let start = || Arc::new(support::etcd::Etcd::with(support::etcd::Options { members, ..Default::default() }));
+    let mut shared = SHARED[usize::from(members > 1)]
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let start = || {
+        Arc::new(support::etcd::Etcd::with(support::etcd::Options {
+            members,
+            ..Default::default()
+        }))
+    };
     Arc::clone(shared.get_or_insert_with(start))
 }
 
@@ -40,7 +51,12 @@ pub struct Target {
 
 /// Returns a client of the members on these ports.
 pub fn client(ports: &[u16], namespace: &str) -> Box<dyn Backend> {
-    let mut options = EtcdOptions::new(ports.iter().map(|port| ("127.0.0.1".into(), *port)).collect());
+    let mut options = EtcdOptions::new(
+        ports
+            .iter()
+            .map(|port| ("127.0.0.1".into(), *port))
+            .collect(),
+    );
     options.namespace = Namespace::new(namespace).expect("a namespace");
     Box::new(Etcd::new(options))
 }
@@ -50,7 +66,10 @@ impl Target {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         // All names have the same width, so none is a prefix of another.
         let case = format!("case{:04}", NEXT.fetch_add(1, Ordering::Relaxed));
-        Self { etcd: RefCell::new(shared(members)), case }
+        Self {
+            etcd: RefCell::new(shared(members)),
+            case,
+        }
     }
 
     pub fn etcd(&self) -> Arc<support::etcd::Etcd> {
@@ -59,7 +78,11 @@ impl Target {
 
     /// Returns this case's namespace for a name, which may be empty.
     pub fn namespace(&self, name: &str) -> String {
-        if name.is_empty() { self.case.clone() } else { format!("{}.{name}", self.case) }
+        if name.is_empty() {
+            self.case.clone()
+        } else {
+            format!("{}.{name}", self.case)
+        }
     }
 }
 
@@ -73,7 +96,8 @@ impl super::Target for Target {
         client(&[ports::free()], "dlock")
     }
 
-    /// Deletes the keys but not the cluster's revision, from which fences come: a cluster that lost its disks is another one.
+    /// Deletes the keys but not the cluster's revision, from which fences come: a cluster that lost
+    /// its disks is another one.
     async fn lose_data(&self) {
         self.etcd().ctl(&["del", "--prefix", &self.case]);
     }

@@ -35,7 +35,13 @@ static SHARED: Mutex<[Option<Arc<MariaDb>>; 2]> = Mutex::new([None, None]);
 /// Returns the shared server.
 fn shared(product: Product) -> Arc<MariaDb> {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    let start = || Arc::new(MariaDb::with(Options { product, settings: vec!["--max-connections=600".into()], ..Options::default() }));
+    let start = || {
+        Arc::new(MariaDb::with(Options {
+            product,
+            settings: vec!["--max-connections=600".into()],
+            ..Options::default()
+        }))
+    };
     Arc::clone(shared[product as usize].get_or_insert_with(start))
 }
 
@@ -45,7 +51,10 @@ pub fn end() {
 }
 
 fn options(port: u16, database: &str, mode: SqlMode, namespace: &str) -> MysqlOptions {
-    let mut options = MysqlOptions::new(SqlServer::Tcp { host: "127.0.0.1".into(), port });
+    let mut options = MysqlOptions::new(SqlServer::Tcp {
+        host: "127.0.0.1".into(),
+        port,
+    });
     options.sql.user = Some(USER.into());
     options.sql.database = Some(database.into());
     options.sql.namespace = Namespace::new(namespace).expect("a namespace");
@@ -56,7 +65,13 @@ fn options(port: u16, database: &str, mode: SqlMode, namespace: &str) -> MysqlOp
 impl Target {
     pub fn make(product: Product, mode: SqlMode) -> Self {
         let shared = shared(product);
-        let target = Self { product, mode, database: shared.database(), shared, own: OnceCell::new() };
+        let target = Self {
+            product,
+            mode,
+            database: shared.database(),
+            shared,
+            own: OnceCell::new(),
+        };
         target.create_tables();
         target
     }
@@ -78,19 +93,34 @@ impl Target {
 
     /// Runs statements in the background.
     pub fn meanwhile(&self, sql: &str) -> std::thread::JoinHandle<()> {
-        let (shared, database, sql) = (Arc::clone(&self.shared), self.database.clone(), sql.to_owned());
+        let (shared, database, sql) = (
+            Arc::clone(&self.shared),
+            self.database.clone(),
+            sql.to_owned(),
+        );
         std::thread::spawn(move || drop(shared.sql(&database, &sql)))
     }
 
     /// Returns a client behind a proxy.
     pub fn through_proxy(&self, proxy: &Proxy) -> crate::lab::Client {
-        crate::lab::Client(backend(options(proxy.port, &self.database, self.mode, "dlock")))
+        crate::lab::Client(backend(options(
+            proxy.port,
+            &self.database,
+            self.mode,
+            "dlock",
+        )))
     }
 
     /// Returns the ids of the client sessions in the case's database.
     pub fn sessions(&self) -> Vec<String> {
-        let sql = format!("SELECT id FROM information_schema.processlist WHERE db = '{}' AND id <> CONNECTION_ID()", self.database);
-        self.sql(&sql).into_iter().map(|row| row[0].clone()).collect()
+        let sql = format!(
+            "SELECT id FROM information_schema.processlist WHERE db = '{}' AND id <> CONNECTION_ID()",
+            self.database
+        );
+        self.sql(&sql)
+            .into_iter()
+            .map(|row| row[0].clone())
+            .collect()
     }
 
     /// Returns a session that has run these statements, and keeps their locks until it is dropped.
@@ -125,7 +155,10 @@ impl super::Target for Target {
     }
 
     async fn isolate(&self) {
-        let own = MariaDb::with(Options { product: self.product, ..Options::default() });
+        let own = MariaDb::with(Options {
+            product: self.product,
+            ..Options::default()
+        });
         own.sql("mysql", &format!("CREATE DATABASE {}", self.database));
         self.own.set(own).expect("once");
         self.create_tables();
@@ -165,6 +198,9 @@ impl super::Server for Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        let _ = self.shared.try_sql("mysql", &format!("DROP DATABASE IF EXISTS {}", self.database));
+        let _ = self.shared.try_sql(
+            "mysql",
+            &format!("DROP DATABASE IF EXISTS {}", self.database),
+        );
     }
 }

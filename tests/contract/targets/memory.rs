@@ -12,7 +12,10 @@ pub struct Target(MemoryStore);
 #[async_trait(?Send)]
 impl super::Target for Target {
     async fn open(&self, namespace: &str) -> Box<dyn Backend> {
-        Box::new(Memory::new(self.0.clone(), Namespace::new(namespace).expect("a namespace")))
+        Box::new(Memory::new(
+            self.0.clone(),
+            Namespace::new(namespace).expect("a namespace"),
+        ))
     }
 
     async fn unreachable(&self) -> Box<dyn Backend> {

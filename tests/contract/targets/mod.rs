@@ -34,7 +34,8 @@ pub enum Kind {
     Redlock,
     /// A single member.
     Etcd,
-    /// Three members: a client tries another one if a member does not answer, and each step needs two of them.
+    /// Three members: a client tries another one if a member does not answer, and each step needs
+    /// two of them.
     Etcd3,
     /// A single server.
     ZooKeeper,
@@ -118,19 +119,30 @@ impl Kind {
     /// Returns why this store can't run here; `None` if it can.
     pub fn missing(self) -> Option<String> {
         let programs: &[&str] = match self {
-            Self::Redis | Self::Sentinel | Self::Cluster | Self::Redlock => &[support::redis::Redis::PROGRAM],
+            Self::Redis | Self::Sentinel | Self::Cluster | Self::Redlock => {
+                &[support::redis::Redis::PROGRAM]
+            }
             Self::Etcd | Self::Etcd3 => &support::etcd::Etcd::PROGRAMS,
             Self::Memory | Self::Sqlite | Self::Tair | Self::TairVersion => &[],
             Self::ZooKeeper | Self::ZooKeeper3 => return support::zookeeper::ZooKeeper::missing(),
-            Self::PostgresLease | Self::PostgresRow | Self::PostgresAdvisory => return support::postgres::missing(),
-            Self::MariadbLease | Self::MariadbRow | Self::MariadbAdvisory => return support::mariadb::missing(),
-            Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory => return Product::MySql.missing(),
+            Self::PostgresLease | Self::PostgresRow | Self::PostgresAdvisory => {
+                return support::postgres::missing();
+            }
+            Self::MariadbLease | Self::MariadbRow | Self::MariadbAdvisory => {
+                return support::mariadb::missing();
+            }
+            Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory => {
+                return Product::MySql.missing();
+            }
         };
-        let missing = programs.iter().find(|program| support::find_program(program).is_none());
+        let missing = programs
+            .iter()
+            .find(|program| support::find_program(program).is_none());
         missing.map(|program| format!("{program} is not installed"))
     }
 
-    /// Whether the store may be missing even in CI: it is fetched from another release than the system's.
+    /// Whether the store may be missing even in CI: it is fetched from another release than the
+    /// system's.
     pub fn is_optional(self) -> bool {
         self.is_mysql_itself()
     }
@@ -145,20 +157,30 @@ impl Kind {
         self == Self::Sqlite
     }
 
-    /// Whether a hold lasts at least as long as its process, renewed or not: its TTL applies to detached holds, and to holds
-    /// of dead processes.
+    /// Whether a hold lasts at least as long as its process, renewed or not: its TTL applies to
+    /// detached holds, and to holds of dead processes.
     pub fn lasts_with_its_process(self) -> bool {
         self.bound_to_processes() || self.is_zookeeper()
     }
 
-    /// How late the store may notice the end of a lease, in addition to [`crate::lab::SLACK`]: etcd checks twice a second.
+    /// How late the store may notice the end of a lease, in addition to [`crate::lab::SLACK`]: etcd
+    /// checks twice a second.
     pub fn late(self) -> Duration {
-        if self.is_etcd() { Duration::from_millis(650) } else { Duration::ZERO }
+        if self.is_etcd() {
+            Duration::from_millis(650)
+        } else {
+            Duration::ZERO
+        }
     }
 
-    /// How long a request for the lock that arrives after its release may keep the lock, although it is never granted.
+    /// How long a request for the lock that arrives after its release may keep the lock, although
+    /// it is never granted.
     pub fn late_claim(self) -> Duration {
-        if matches!(self, Self::Tair | Self::TairVersion) { dlock::backends::tair::CLAIMED } else { Duration::ZERO }
+        if matches!(self, Self::Tair | Self::TairVersion) {
+            dlock::backends::tair::CLAIMED
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Whether a renewal can change the hold's TTL: the cases in `unsupported` compare this
@@ -172,8 +194,8 @@ impl Kind {
         !self.is_etcd()
     }
 
-    /// Whether a waiter has a position that no other client can pass: not even a newcomer to a free lock. A dead waiter
-    /// keeps its position until its lease ends.
+    /// Whether a waiter has a position that no other client can pass: not even a newcomer to a free
+    /// lock. A dead waiter keeps its position until its lease ends.
     pub fn keeps_positions(self) -> bool {
         self.is_etcd() || self.is_zookeeper()
     }
@@ -187,12 +209,17 @@ impl Kind {
         matches!(self, Self::Etcd | Self::Etcd3)
     }
 
-    /// Whether a hold belongs to one session of its process: it ends with that session, and no other process can take it over
-    /// or enter it. A lost connection is a lost lock.
+    /// Whether a hold belongs to one session of its process: it ends with that session, and no
+    /// other process can take it over or enter it. A lost connection is a lost lock.
     pub fn held_by_session(self) -> bool {
         matches!(
             self,
-            Self::PostgresRow | Self::PostgresAdvisory | Self::MariadbRow | Self::MariadbAdvisory | Self::MysqlRow | Self::MysqlAdvisory
+            Self::PostgresRow
+                | Self::PostgresAdvisory
+                | Self::MariadbRow
+                | Self::MariadbAdvisory
+                | Self::MysqlRow
+                | Self::MysqlAdvisory
         )
     }
 
@@ -200,7 +227,12 @@ impl Kind {
     pub fn speaks_mysql(self) -> bool {
         matches!(
             self,
-            Self::MariadbLease | Self::MariadbRow | Self::MariadbAdvisory | Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory
+            Self::MariadbLease
+                | Self::MariadbRow
+                | Self::MariadbAdvisory
+                | Self::MysqlLease
+                | Self::MysqlRow
+                | Self::MysqlAdvisory
         )
     }
 
@@ -211,7 +243,10 @@ impl Kind {
 
     /// Whether the server is MySQL itself.
     pub fn is_mysql_itself(self) -> bool {
-        matches!(self, Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory)
+        matches!(
+            self,
+            Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory
+        )
     }
 
     /// Whether the store is a SQL server.
@@ -221,7 +256,10 @@ impl Kind {
 
     /// Whether the store is PostgreSQL.
     pub fn is_postgres(self) -> bool {
-        matches!(self, Self::PostgresLease | Self::PostgresRow | Self::PostgresAdvisory)
+        matches!(
+            self,
+            Self::PostgresLease | Self::PostgresRow | Self::PostgresAdvisory
+        )
     }
 
     /// Whether a hold ends with its process, at the latest after its TTL.
@@ -234,7 +272,8 @@ impl Kind {
         !self.held_by_session()
     }
 
-    /// Whether readers can share a lock: the cases in `unsupported` compare this with [`dlock::lock::Capabilities`].
+    /// Whether readers can share a lock: the cases in `unsupported` compare this with
+    /// [`dlock::lock::Capabilities`].
     pub fn shared(self) -> bool {
         !matches!(self, Self::MariadbAdvisory | Self::MysqlAdvisory)
     }
@@ -254,7 +293,8 @@ impl Kind {
         !matches!(self, Self::Redlock | Self::Tair | Self::TairVersion)
     }
 
-    /// Whether the store is one server behind one TCP port, so that a proxy can precede it, and the case can freeze it.
+    /// Whether the store is one server behind one TCP port, so that a proxy can precede it, and the
+    /// case can freeze it.
     pub fn has_server(self) -> bool {
         matches!(
             self,
@@ -271,7 +311,11 @@ impl Kind {
 
     /// Whether the record of a start names the hold that wrote it. All stores will do so.
     pub fn start_names_its_hold(self) -> bool {
-        self.is_sql() || matches!(self, Self::Redis | Self::Tair | Self::TairVersion | Self::Etcd | Self::ZooKeeper)
+        self.is_sql()
+            || matches!(
+                self,
+                Self::Redis | Self::Tair | Self::TairVersion | Self::Etcd | Self::ZooKeeper
+            )
     }
 
     pub fn make(self) -> Box<dyn Target> {
@@ -284,10 +328,14 @@ impl Kind {
             Self::PostgresAdvisory => Box::new(postgres::Target::make(SqlMode::Advisory)),
             Self::MariadbLease => Box::new(mariadb::Target::make(Product::MariaDb, SqlMode::Lease)),
             Self::MariadbRow => Box::new(mariadb::Target::make(Product::MariaDb, SqlMode::Row)),
-            Self::MariadbAdvisory => Box::new(mariadb::Target::make(Product::MariaDb, SqlMode::Advisory)),
+            Self::MariadbAdvisory => {
+                Box::new(mariadb::Target::make(Product::MariaDb, SqlMode::Advisory))
+            }
             Self::MysqlLease => Box::new(mariadb::Target::make(Product::MySql, SqlMode::Lease)),
             Self::MysqlRow => Box::new(mariadb::Target::make(Product::MySql, SqlMode::Row)),
-            Self::MysqlAdvisory => Box::new(mariadb::Target::make(Product::MySql, SqlMode::Advisory)),
+            Self::MysqlAdvisory => {
+                Box::new(mariadb::Target::make(Product::MySql, SqlMode::Advisory))
+            }
             Self::Sentinel => Box::new(sentinel::Target::make()),
             Self::Cluster => Box::new(cluster::Target::make()),
             Self::Redlock => Box::new(redlock::Target::make()),
@@ -312,10 +360,12 @@ pub trait Target {
     /// Deletes all data, as on a store that lost its disk.
     async fn lose_data(&self);
 
-    /// Gives this case its own server, for a case that freezes it. Call before any client is opened.
+    /// Gives this case its own server, for a case that freezes it. Call before any client is
+    /// opened.
     async fn isolate(&self) {}
 
-    /// Returns the server, if the store is one server behind one TCP port. A case that freezes the server needs its own.
+    /// Returns the server, if the store is one server behind one TCP port. A case that freezes the
+    /// server needs its own.
     fn server(&self) -> Option<&dyn Server> {
         None
     }
@@ -364,7 +414,8 @@ pub trait Server {
     /// Returns a client that reaches the server through this local port.
     async fn through(&self, port: u16) -> Box<dyn Backend>;
 
-    /// Text in an acquire's requests for a lease of [`crate::lab::LONG`], and in no request that undoes one.
+    /// Text in an acquire's requests for a lease of [`crate::lab::LONG`], and in no request that
+    /// undoes one.
     fn acquire_mark(&self) -> &'static str;
 
     /// Text in the request that takes a lock; empty if that is always the next request.

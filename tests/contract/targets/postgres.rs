@@ -33,7 +33,12 @@ static SHARED: Mutex<Option<Arc<Postgres>>> = Mutex::new(None);
 /// Returns the shared server.
 fn shared() -> Arc<Postgres> {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    let start = || Arc::new(Postgres::with(Options { settings: vec!["max_connections=600".into()], ..Options::default() }));
+    let start = || {
+        Arc::new(Postgres::with(Options {
+            settings: vec!["max_connections=600".into()],
+            ..Options::default()
+        }))
+    };
     Arc::clone(shared.get_or_insert_with(start))
 }
 
@@ -43,7 +48,10 @@ pub fn end() {
 }
 
 fn options(port: u16, database: &str, mode: SqlMode, namespace: &str) -> PostgresOptions {
-    let mut options = PostgresOptions::new(SqlServer::Tcp { host: "127.0.0.1".into(), port });
+    let mut options = PostgresOptions::new(SqlServer::Tcp {
+        host: "127.0.0.1".into(),
+        port,
+    });
     options.sql.user = Some(USER.into());
     options.sql.database = Some(database.into());
     options.sql.namespace = Namespace::new(namespace).expect("a namespace");
@@ -54,7 +62,12 @@ fn options(port: u16, database: &str, mode: SqlMode, namespace: &str) -> Postgre
 impl Target {
     pub fn make(mode: SqlMode) -> Self {
         let shared = shared();
-        let target = Self { mode, database: shared.database(), shared, own: OnceCell::new() };
+        let target = Self {
+            mode,
+            database: shared.database(),
+            shared,
+            own: OnceCell::new(),
+        };
         target.create_tables();
         target
     }
@@ -77,13 +90,22 @@ impl Target {
 
     /// Runs statements in the background.
     pub fn meanwhile(&self, sql: &str) -> std::thread::JoinHandle<()> {
-        let (shared, database, sql) = (Arc::clone(&self.shared), self.database.clone(), sql.to_owned());
+        let (shared, database, sql) = (
+            Arc::clone(&self.shared),
+            self.database.clone(),
+            sql.to_owned(),
+        );
         std::thread::spawn(move || drop(shared.sql(&database, &sql)))
     }
 
     /// Returns a client behind a proxy.
     pub fn through(&self, proxy: &Proxy) -> crate::lab::Client {
-        crate::lab::Client(backend(options(proxy.port, &self.database, self.mode, "dlock")))
+        crate::lab::Client(backend(options(
+            proxy.port,
+            &self.database,
+            self.mode,
+            "dlock",
+        )))
     }
 
     /// Returns a session of the test that has run these statements, and lasts until it is dropped.
@@ -159,6 +181,9 @@ impl super::Server for Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        let _ = self.shared.try_sql(USER, &format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.database));
+        let _ = self.shared.try_sql(
+            USER,
+            &format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.database),
+        );
     }
 }

@@ -13,7 +13,10 @@ use crate::support::{self, ports};
 pub struct Target(RefCell<support::redis::Redis>);
 
 fn client(port: u16, namespace: &str) -> Box<dyn Backend> {
-    let mut options = RedisOptions::new(RedisServer::Tcp { host: "127.0.0.1".into(), port });
+    let mut options = RedisOptions::new(RedisServer::Tcp {
+        host: "127.0.0.1".into(),
+        port,
+    });
     options.namespace = Namespace::new(namespace).expect("a namespace");
     let backend = Redis::new(options);
     Box::new(backend)

@@ -18,8 +18,16 @@ pub use support::redlock::NODES;
 pub struct Target(RefCell<Vec<support::redis::Redis>>);
 
 pub fn options(ports: &[u16], namespace: &str) -> RedlockOptions {
-    let node = |port: &u16| RedisOptions::new(RedisServer::Tcp { host: "127.0.0.1".into(), port: *port });
-    RedlockOptions { namespace: Namespace::new(namespace).expect("a namespace"), ..RedlockOptions::new(ports.iter().map(node).collect()) }
+    let node = |port: &u16| {
+        RedisOptions::new(RedisServer::Tcp {
+            host: "127.0.0.1".into(),
+            port: *port,
+        })
+    };
+    RedlockOptions {
+        namespace: Namespace::new(namespace).expect("a namespace"),
+        ..RedlockOptions::new(ports.iter().map(node).collect())
+    }
 }
 
 /// Returns a client of the servers on these ports.

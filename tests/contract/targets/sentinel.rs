@@ -29,15 +29,29 @@ pub fn options(sentinels: &[&Process]) -> RedisOptions {
 }
 
 pub fn options_at(sentinels: impl IntoIterator<Item = u16>) -> RedisOptions {
-    let sentinels = sentinels.into_iter().map(|port| Address { host: "127.0.0.1".into(), port }).collect();
-    RedisOptions::new(RedisServer::Sentinel(Sentinel { sentinels, master: NAME.into(), user: None, password: None }))
+    let sentinels = sentinels
+        .into_iter()
+        .map(|port| Address {
+            host: "127.0.0.1".into(),
+            port,
+        })
+        .collect();
+    RedisOptions::new(RedisServer::Sentinel(Sentinel {
+        sentinels,
+        master: NAME.into(),
+        user: None,
+        password: None,
+    }))
 }
 
 impl Target {
     pub fn make() -> Self {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let deployment = Arc::clone(shared.get_or_insert_with(|| Arc::new(Deployment::start())));
-        Self { deployment, apart: Apart::new() }
+        Self {
+            deployment,
+            apart: Apart::new(),
+        }
     }
 }
 
@@ -50,7 +64,10 @@ pub fn end() {
 impl super::Target for Target {
     async fn open(&self, namespace: &str) -> Box<dyn Backend> {
         let namespace = Namespace::new(self.apart.namespace(namespace)).expect("a namespace");
-        Box::new(Redis::new(RedisOptions { namespace, ..options(&self.deployment.sentinels.iter().collect::<Vec<_>>()) }))
+        Box::new(Redis::new(RedisOptions {
+            namespace,
+            ..options(&self.deployment.sentinels.iter().collect::<Vec<_>>())
+        }))
     }
 
     async fn unreachable(&self) -> Box<dyn Backend> {
@@ -58,6 +75,7 @@ impl super::Target for Target {
     }
 
     async fn lose_data(&self) {
-        self.apart.wipe(&self.deployment.servers[self.deployment.master()]);
+        self.apart
+            .wipe(&self.deployment.servers[self.deployment.master()]);
     }
 }

@@ -21,12 +21,19 @@ impl Target {
 impl super::Target for Target {
     async fn open(&self, namespace: &str) -> Box<dyn Backend> {
         let namespace = Namespace::new(namespace).expect("a namespace");
-        // The backend is not prepared for a guardian: servers that other cases start meanwhile would inherit the lock file.
-        Box::new(Sqlite::new(SqliteOptions::at(self.0.path().join("locks.db"), namespace)))
+        // The backend is not prepared for a guardian: servers that other cases start meanwhile
+        // would inherit the lock file.
+        Box::new(Sqlite::new(SqliteOptions::at(
+            self.0.path().join("locks.db"),
+            namespace,
+        )))
     }
 
     async fn unreachable(&self) -> Box<dyn Backend> {
-        Box::new(Sqlite::new(SqliteOptions::at("/nonexistent/locks.db", Namespace::default())))
+        Box::new(Sqlite::new(SqliteOptions::at(
+            "/nonexistent/locks.db",
+            Namespace::default(),
+        )))
     }
 
     async fn lose_data(&self) {

@@ -18,7 +18,10 @@ pub struct Target {
 
 impl Target {
     pub fn make(mode: TairMode) -> Self {
-        Self { server: support::tair::Tair::start(), mode }
+        Self {
+            server: support::tair::Tair::start(),
+            mode,
+        }
     }
 
     pub fn server(&self) -> &support::tair::Tair {
@@ -26,9 +29,16 @@ impl Target {
     }
 
     pub fn client(&self, port: u16, namespace: &str) -> Box<dyn Backend> {
-        let server = RedisOptions::new(RedisServer::Tcp { host: "127.0.0.1".into(), port });
+        let server = RedisOptions::new(RedisServer::Tcp {
+            host: "127.0.0.1".into(),
+            port,
+        });
         let namespace = Namespace::new(namespace).expect("a namespace");
-        let backend = Tair::new(TairOptions { mode: self.mode, namespace, ..TairOptions::new(server) });
+        let backend = Tair::new(TairOptions {
+            mode: self.mode,
+            namespace,
+            ..TairOptions::new(server)
+        });
         Box::new(backend)
     }
 }

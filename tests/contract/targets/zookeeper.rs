@@ -50,7 +50,10 @@ impl Target {
     /// Returns a part of these servers that no other case uses.
     pub fn on(servers: Arc<support::zookeeper::ZooKeeper>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        Self { servers: RefCell::new(servers), chroot: format!("/case{:04}", NEXT.fetch_add(1, Ordering::Relaxed)) }
+        Self {
+            servers: RefCell::new(servers),
+            chroot: format!("/case{:04}", NEXT.fetch_add(1, Ordering::Relaxed)),
+        }
     }
 
     pub fn servers(&self) -> Arc<support::zookeeper::ZooKeeper> {
@@ -66,12 +69,16 @@ impl Target {
     }
 
     pub fn at_port(&self, port: u16, namespace: &str) -> Box<dyn Backend> {
-        Box::new(ZooKeeper::new(self.options(vec![("127.0.0.1".into(), port)], namespace)))
+        Box::new(ZooKeeper::new(
+            self.options(vec![("127.0.0.1".into(), port)], namespace),
+        ))
     }
 
     /// Returns a client of the test that bypasses any proxy, and uses the servers' absolute paths.
     pub async fn admin(&self) -> Client {
-        Client::connect(&format!("127.0.0.1:{}", self.servers().nodes[0].port)).await.expect("a connection to the server")
+        Client::connect(&format!("127.0.0.1:{}", self.servers().nodes[0].port))
+            .await
+            .expect("a connection to the server")
     }
 
     /// Returns all nodes below `path`, deepest first, then `path` itself.
@@ -92,14 +99,17 @@ impl Target {
 #[async_trait(?Send)]
 impl super::Target for Target {
     async fn open(&self, namespace: &str) -> Box<dyn Backend> {
-        Box::new(ZooKeeper::new(self.options(self.servers().hosts(), namespace)))
+        Box::new(ZooKeeper::new(
+            self.options(self.servers().hosts(), namespace),
+        ))
     }
 
     async fn unreachable(&self) -> Box<dyn Backend> {
         self.at_port(ports::free(), "dlock")
     }
 
-    /// Does an administrator's `deleteall`: servers that lost their disks would restart their change count, and so the fences.
+    /// Does an administrator's `deleteall`: servers that lost their disks would restart their
+    /// change count, and so the fences.
     async fn lose_data(&self) {
         let admin = self.admin().await;
         for node in Self::tree(&admin, &self.chroot).await {

@@ -29,7 +29,8 @@ pub enum Reply {
     Error(&'static str),
 }
 
-const WRONGTYPE: Reply = Reply::Error("WRONGTYPE Operation against a key holding the wrong kind of value");
+const WRONGTYPE: Reply =
+    Reply::Error("WRONGTYPE Operation against a key holding the wrong kind of value");
 const SYNTAX: Reply = Reply::Error("ERR syntax error");
 
 impl Content {
@@ -62,7 +63,9 @@ impl Options {
             match word.to_ascii_uppercase().as_str() {
                 "NX" => options.only_new = true,
                 "PX" => match number() {
-                    Some(ms) if ms > 0 => options.ends = Some(Instant::now() + Duration::from_millis(ms)),
+                    Some(ms) if ms > 0 => {
+                        options.ends = Some(Instant::now() + Duration::from_millis(ms));
+                    }
                     _ => options.wrong = true,
                 },
                 "ABS" => options.version = number().and_then(|version| i64::try_from(version).ok()),
@@ -75,9 +78,19 @@ impl Options {
 
 pub type Data = HashMap<String, Entry>;
 
-pub fn plain(data: &mut Data, command: &str, key: String, words: &[Vec<u8>], text: &[String], options: &dyn Fn(usize) -> Options) -> Reply {
+pub fn plain(
+    data: &mut Data,
+    command: &str,
+    key: String,
+    words: &[Vec<u8>],
+    text: &[String],
+    options: &dyn Fn(usize) -> Options,
+) -> Reply {
     let stored = match data.get_mut(&key) {
-        Some(Entry { content: Content::Text(value), .. }) => Some(value),
+        Some(Entry {
+            content: Content::Text(value),
+            ..
+        }) => Some(value),
         // SET replaces any type; with NX a key of any type blocks it.
         Some(_) if command != "SET" => return WRONGTYPE,
         Some(_) if options(3).only_new => return Reply::Nil,
@@ -104,17 +117,32 @@ pub fn plain(data: &mut Data, command: &str, key: String, words: &[Vec<u8>], tex
             if stored.is_some() && options.only_new {
                 return Reply::Nil;
             }
-            data.insert(key, Entry { content: Content::Text(words[2].clone()), ends: options.ends });
+            data.insert(
+                key,
+                Entry {
+                    content: Content::Text(words[2].clone()),
+                    ends: options.ends,
+                },
+            );
             Reply::Ok
         }
         ("INCRBY", stored) => {
-            let before: Option<i64> = stored.as_ref().map_or(Some(0), |value| std::str::from_utf8(value).ok()?.parse().ok());
-            let Some(sum) = before.and_then(|before| before.checked_add(text[2].parse().ok()?)) else {
+            let before: Option<i64> = stored.as_ref().map_or(Some(0), |value| {
+                std::str::from_utf8(value).ok()?.parse().ok()
+            });
+            let Some(sum) = before.and_then(|before| before.checked_add(text[2].parse().ok()?))
+            else {
                 return Reply::Error("ERR value is not an integer or out of range");
             };
             match stored {
                 Some(value) => *value = sum.to_string().into_bytes(),
-                None => drop(data.insert(key, Entry { content: Content::Text(sum.to_string().into_bytes()), ends: None })),
+                None => drop(data.insert(
+                    key,
+                    Entry {
+                        content: Content::Text(sum.to_string().into_bytes()),
+                        ends: None,
+                    },
+                )),
             }
             Reply::Int(sum)
         }
@@ -130,7 +158,13 @@ pub fn plain(data: &mut Data, command: &str, key: String, words: &[Vec<u8>], tex
             if options.wrong {
                 return SYNTAX;
             }
-            data.insert(key, Entry { content: Content::Text(words[3].clone()), ends: options.ends });
+            data.insert(
+                key,
+                Entry {
+                    content: Content::Text(words[3].clone()),
+                    ends: options.ends,
+                },
+            );
             Reply::Int(1)
         }
     }
@@ -145,13 +179,18 @@ pub fn versioned(
     options: &dyn Fn(usize) -> Options,
 ) -> Reply {
     let stored = match data.get(&key) {
-        Some(Entry { content: Content::Versioned(value, version), .. }) => Some((value.clone(), *version)),
+        Some(Entry {
+            content: Content::Versioned(value, version),
+            ..
+        }) => Some((value.clone(), *version)),
         Some(_) => return WRONGTYPE,
         None => None,
     };
     match (command, stored) {
         ("EXGET", None) => Reply::Nil,
-        ("EXGET", Some((value, version))) => Reply::List(vec![Reply::Bulk(value), Reply::Int(version)]),
+        ("EXGET", Some((value, version))) => {
+            Reply::List(vec![Reply::Bulk(value), Reply::Int(version)])
+        }
         ("EXSET", stored) => {
             let options = options(3);
             if options.wrong {
@@ -160,8 +199,16 @@ pub fn versioned(
             if stored.is_some() && options.only_new {
                 return Reply::Nil;
             }
-            let version = options.version.unwrap_or_else(|| stored.map_or(1, |(_, version)| version + 1));
-            data.insert(key, Entry { content: Content::Versioned(words[2].clone(), version), ends: options.ends });
+            let version = options
+                .version
+                .unwrap_or_else(|| stored.map_or(1, |(_, version)| version + 1));
+            data.insert(
+                key,
+                Entry {
+                    content: Content::Versioned(words[2].clone(), version),
+                    ends: options.ends,
+                },
+            );
             Reply::Ok
         }
         (_, None) => Reply::Int(-1),
@@ -178,9 +225,19 @@ pub fn versioned(
                 return SYNTAX;
             }
             if text[3].parse() != Ok(version) {
-                return Reply::List(vec![Reply::Status("CAS_FAILED"), Reply::Bulk(value), Reply::Int(version)]);
+                return Reply::List(vec![
+                    Reply::Status("CAS_FAILED"),
+                    Reply::Bulk(value),
+                    Reply::Int(version),
+                ]);
             }
-            data.insert(key, Entry { content: Content::Versioned(words[2].clone(), version + 1), ends: options.ends });
+            data.insert(
+                key,
+                Entry {
+                    content: Content::Versioned(words[2].clone(), version + 1),
+                    ends: options.ends,
+                },
+            );
             Reply::List(vec![Reply::Ok, Reply::Status(""), Reply::Int(version + 1)])
         }
     }
@@ -189,7 +246,10 @@ pub fn versioned(
 pub fn sorted(data: &mut Data, command: &str, key: &str, text: &[String]) -> Reply {
     let make = command == "ZADD";
     if make {
-        data.entry(key.to_owned()).or_insert(Entry { content: Content::Sorted(BTreeMap::new()), ends: None });
+        data.entry(key.to_owned()).or_insert(Entry {
+            content: Content::Sorted(BTreeMap::new()),
+            ends: None,
+        });
     }
     let members = match data.get_mut(key).map(|entry| &mut entry.content) {
         Some(Content::Sorted(members)) => members,
@@ -204,23 +264,35 @@ pub fn sorted(data: &mut Data, command: &str, key: &str, text: &[String]) -> Rep
             };
         }
     };
-    let mut order: Vec<(i64, String)> = members.iter().map(|(member, score)| (*score, member.clone())).collect();
+    let mut order: Vec<(i64, String)> = members
+        .iter()
+        .map(|(member, score)| (*score, member.clone()))
+        .collect();
     order.sort();
     match command {
         "ZADD" => {
-            members.entry(text[4].clone()).or_insert_with(|| text[3].parse().expect("a score"));
+            members
+                .entry(text[4].clone())
+                .or_insert_with(|| text[3].parse().expect("a score"));
             Reply::Int(1)
         }
         "ZRANK" => order
             .iter()
             .position(|(_, member)| *member == text[2])
-            .map_or(Reply::Nil, |place| Reply::Int(i64::try_from(place).expect("small"))),
+            .map_or(Reply::Nil, |place| {
+                Reply::Int(i64::try_from(place).expect("small"))
+            }),
         "ZRANGE" => {
             let most = if text[3] == "-1" { order.len() } else { 1 };
             let scores = text.len() > 4;
             let bulk = |text: String| Reply::Bulk(text.into_bytes());
-            let one =
-                |(score, member): (i64, String)| if scores { vec![bulk(member), bulk(score.to_string())] } else { vec![bulk(member)] };
+            let one = |(score, member): (i64, String)| {
+                if scores {
+                    vec![bulk(member), bulk(score.to_string())]
+                } else {
+                    vec![bulk(member)]
+                }
+            };
             Reply::List(order.into_iter().take(most).flat_map(one).collect())
         }
         _ => {
@@ -233,9 +305,18 @@ pub fn sorted(data: &mut Data, command: &str, key: &str, text: &[String]) -> Rep
     }
 }
 
-pub fn hash(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: &[String]) -> Reply {
+pub fn hash(
+    data: &mut Data,
+    command: &str,
+    key: &str,
+    words: &[Vec<u8>],
+    text: &[String],
+) -> Reply {
     if matches!(command, "HSET" | "HSETNX" | "HINCRBY") {
-        data.entry(key.to_owned()).or_insert(Entry { content: Content::Hash(BTreeMap::new()), ends: None });
+        data.entry(key.to_owned()).or_insert(Entry {
+            content: Content::Hash(BTreeMap::new()),
+            ends: None,
+        });
     }
     let fields = match data.get_mut(key).map(|entry| &mut entry.content) {
         Some(Content::Hash(fields)) => fields,
@@ -251,28 +332,48 @@ pub fn hash(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: 
         }
     };
     match command {
-        "HSET" => Reply::Int(i64::from(fields.insert(text[2].clone(), words[3].clone()).is_none())),
+        "HSET" => Reply::Int(i64::from(
+            fields.insert(text[2].clone(), words[3].clone()).is_none(),
+        )),
         "HSETNX" if fields.contains_key(&text[2]) => Reply::Int(0),
         "HSETNX" => {
             fields.insert(text[2].clone(), words[3].clone());
             Reply::Int(1)
         }
         "HINCRBY" => {
-            let value = fields.entry(text[2].clone()).or_insert_with(|| b"0".to_vec());
-            let before = std::str::from_utf8(value).ok().and_then(|value| value.parse::<i64>().ok());
-            let Some(sum) = before.and_then(|before| before.checked_add(text[3].parse().ok()?)) else {
+            let value = fields
+                .entry(text[2].clone())
+                .or_insert_with(|| b"0".to_vec());
+            let before = std::str::from_utf8(value)
+                .ok()
+                .and_then(|value| value.parse::<i64>().ok());
+            let Some(sum) = before.and_then(|before| before.checked_add(text[3].parse().ok()?))
+            else {
                 return Reply::Error("ERR hash value is not an integer");
             };
             *value = sum.to_string().into_bytes();
             Reply::Int(sum)
         }
         "HLEN" => Reply::Int(i64::try_from(fields.len()).expect("small")),
-        "HGET" => fields.get(&text[2]).map_or(Reply::Nil, |value| Reply::Bulk(value.clone())),
-        "HGETALL" => {
-            Reply::List(fields.iter().flat_map(|(field, value)| [Reply::Bulk(field.clone().into()), Reply::Bulk(value.clone())]).collect())
-        }
+        "HGET" => fields
+            .get(&text[2])
+            .map_or(Reply::Nil, |value| Reply::Bulk(value.clone())),
+        "HGETALL" => Reply::List(
+            fields
+                .iter()
+                .flat_map(|(field, value)| {
+                    [
+                        Reply::Bulk(field.clone().into()),
+                        Reply::Bulk(value.clone()),
+                    ]
+                })
+                .collect(),
+        ),
         _ => {
-            let removed = text[2..].iter().filter(|field| fields.remove(*field).is_some()).count();
+            let removed = text[2..]
+                .iter()
+                .filter(|field| fields.remove(*field).is_some())
+                .count();
             if fields.is_empty() {
                 data.remove(key);
             }
@@ -281,9 +382,18 @@ pub fn hash(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: 
     }
 }
 
-pub fn list(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: &[String]) -> Reply {
+pub fn list(
+    data: &mut Data,
+    command: &str,
+    key: &str,
+    words: &[Vec<u8>],
+    text: &[String],
+) -> Reply {
     if command == "LPUSH" {
-        data.entry(key.to_owned()).or_insert(Entry { content: Content::List(VecDeque::new()), ends: None });
+        data.entry(key.to_owned()).or_insert(Entry {
+            content: Content::List(VecDeque::new()),
+            ends: None,
+        });
     }
     let items = match data.get_mut(key).map(|entry| &mut entry.content) {
         Some(Content::List(items)) => items,
@@ -318,13 +428,32 @@ pub fn list(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: 
 
 /// Returns all keys at once. Patterns here are an escaped literal prefix and a star.
 pub fn scan(data: &Data, text: &[String]) -> Reply {
-    let after = |word: &str| text.iter().position(|w| w.eq_ignore_ascii_case(word)).and_then(|at| text.get(at + 1));
+    let after = |word: &str| {
+        text.iter()
+            .position(|w| w.eq_ignore_ascii_case(word))
+            .and_then(|at| text.get(at + 1))
+    };
     let mut start = String::new();
-    let mut pattern = after("MATCH").map(|pattern| pattern.strip_suffix('*').unwrap_or(pattern).chars()).into_iter().flatten();
+    let mut pattern = after("MATCH")
+        .map(|pattern| pattern.strip_suffix('*').unwrap_or(pattern).chars())
+        .into_iter()
+        .flatten();
     while let Some(c) = pattern.next() {
-        start.push(if c == '\\' { pattern.next().unwrap_or(c) } else { c });
+        start.push(if c == '\\' {
+            pattern.next().unwrap_or(c)
+        } else {
+            c
+        });
     }
-    let found =
-        data.iter().filter(|(name, entry)| name.starts_with(&start) && after("TYPE").is_none_or(|kind| kind == entry.content.kind()));
-    Reply::List(vec![Reply::Bulk(b"0".to_vec()), Reply::List(found.map(|(name, _)| Reply::Bulk(name.clone().into())).collect())])
+    let found = data.iter().filter(|(name, entry)| {
+        name.starts_with(&start) && after("TYPE").is_none_or(|kind| kind == entry.content.kind())
+    });
+    Reply::List(vec![
+        Reply::Bulk(b"0".to_vec()),
+        Reply::List(
+            found
+                .map(|(name, _)| Reply::Bulk(name.clone().into()))
+                .collect(),
+        ),
+    ])
 }

@@ -12,8 +12,13 @@ use crate::{
 };
 
 impl MysqlLock {
-    /// Waits in the server for the lock, at most for the given time. Returns true if the session may have the lock then.
-    pub(in crate::backends::mysql) async fn wait(&mut self, ttl: Ttl, at_most: Duration) -> Result<bool> {
+    /// Waits in the server for the lock, at most for the given time. Returns true if the session
+    /// may have the lock then.
+    pub(in crate::backends::mysql) async fn wait(
+        &mut self,
+        ttl: Ttl,
+        at_most: Duration,
+    ) -> Result<bool> {
         self.blocked = true;
         let first = self.set_idle_limit(ttl.get().min(UNCLAIMED));
         let mut rest = at_most;
@@ -33,7 +38,11 @@ impl MysqlLock {
             let slice = rest.min(Duration::from_millis(30 + random() % 20));
             pause(slice).await;
             rest = rest.saturating_sub(slice);
-            self.has = if self.mode == SqlMode::Row { self.lock_row(&first).await? } else { self.block(&first, 0.0).await? };
+            self.has = if self.mode == SqlMode::Row {
+                self.lock_row(&first).await?
+            } else {
+                self.block(&first, 0.0).await?
+            };
             if self.has {
                 self.blocked = false;
                 return Ok(true);
@@ -43,7 +52,11 @@ impl MysqlLock {
         Ok(false)
     }
 
-    pub(in crate::backends::mysql) async fn block(&mut self, first: &str, seconds: f64) -> Result<bool> {
+    pub(in crate::backends::mysql) async fn block(
+        &mut self,
+        first: &str,
+        seconds: f64,
+    ) -> Result<bool> {
         if self.mode == SqlMode::Advisory {
             let batch = format!("{first}SELECT GET_LOCK({}, {seconds:.3});", self.own.lock);
             let answers = self.session.ask(&batch).await?;
@@ -51,11 +64,19 @@ impl MysqlLock {
             return Ok(self.has);
         }
         // Both servers know these words.
-        let how = if self.shared { "LOCK IN SHARE MODE" } else { "FOR UPDATE" };
+        let how = if self.shared {
+            "LOCK IN SHARE MODE"
+        } else {
+            "FOR UPDATE"
+        };
         let values = [("name", Value::Bytes(&self.name)), ("how", Value::Sql(how))];
-        let wait = self.own.tables.fill("START TRANSACTION; SELECT 1 FROM :rows WHERE name = :name :how;", &values);
+        let wait = self.own.tables.fill(
+            "START TRANSACTION; SELECT 1 FROM :rows WHERE name = :name :how;",
+            &values,
+        );
         let usual = "SET SESSION innodb_lock_wait_timeout = 1";
-        let batch = format!("{first}SET SESSION innodb_lock_wait_timeout = {seconds:.0};\n{wait}{usual}");
+        let batch =
+            format!("{first}SET SESSION innodb_lock_wait_timeout = {seconds:.0};\n{wait}{usual}");
         let answers = self.session.try_ask(&batch).await?;
         let got = answers.server_error.is_none() && found(&answers.answers, 3);
         if !got {

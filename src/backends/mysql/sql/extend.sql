@@ -1,4 +1,5 @@
--- Extends an exclusive hold, unless the row was changed since this client wrote it, or the hold would end sooner.
+-- Extends an exclusive hold, unless the row was changed since this client wrote it, or the hold
+-- would end sooner.
 UPDATE :table
    SET renewed_at = UTC_TIMESTAMP(6),
        revision = revision + 1,

@@ -1,6 +1,7 @@
--- Takes the lock for an exclusive hold, if its row exists and is free. One reading of the server's clock, at the statement's start, judges
--- and sets the end: if the statement waited for another one on the row, the lease is shorter, never longer, than requested. Does nothing
--- if the row's run record may deny the grant, or if the row has a document, whose rules must be checked first.
+-- Takes the lock for an exclusive hold, if its row exists and is free. One reading of the server's
+-- clock, at the statement's start, judges and sets the end: if the statement waited for another one
+-- on the row, the lease is shorter, never longer, than requested. Does nothing if the row's run
+-- record may deny the grant, or if the row has a document, whose rules must be checked first.
 UPDATE :table
    SET :start_set
        fence = GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))),
@@ -12,5 +13,6 @@ UPDATE :table
        locked_by = :owner,
        lock_until = TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6)),
        document = :document
- WHERE name = :name AND document IS NULL AND (lock_until <= UTC_TIMESTAMP(6) OR :of_dlock) AND mode IS NULL
+ WHERE name = :name AND document IS NULL AND (lock_until <= UTC_TIMESTAMP(6) OR :of_dlock)
+   AND mode IS NULL
    AND COALESCE(layout, :layout) DIV 100 = :layout DIV 100 AND fence < :last AND :clear;

@@ -1,7 +1,9 @@
--- Locks: a row per key that was ever taken, never deleted by a release. The first four columns are ShedLock's, in UTC, and
--- of a type that no session's time zone changes; names are told apart by bytes, and so is all text, whatever the server's default is. While owner says what locked_by says, no other program has
--- taken the lock since. The holders and the queue are in document (JSON); bell counts the wake-ups. What follows is kept of the runs of a lock
--- beyond their holds: of the last one with a skew guard or at-least, of the last one with once and what became of it.
+-- Locks: a row per key that was ever taken, never deleted by a release. The first four columns are
+-- ShedLock's, in UTC, and of a type that no session's time zone changes; names are told apart by
+-- bytes, and so is all text, whatever the server's default is. While owner says what locked_by
+-- says, no other program has taken the lock since. The holders and the queue are in document
+-- (JSON); bell counts the wake-ups. What follows is kept of the runs of a lock beyond their holds:
+-- of the last one with a skew guard or at-least, of the last one with once and what became of it.
 CREATE TABLE IF NOT EXISTS :table (
     name       VARBINARY(320) NOT NULL,
     lock_until DATETIME(6) NOT NULL,
@@ -58,7 +60,8 @@ CREATE TABLE IF NOT EXISTS :runs (
     PRIMARY KEY (name, fence)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- Hosts that found a lock taken, and did without; told apart by a hash of the name, which may be long.
+-- Hosts that found a lock taken, and did without; told apart by a hash of the name, which may be
+-- long.
 CREATE TABLE IF NOT EXISTS :skips (
     name   VARBINARY(320) NOT NULL,
     print  CHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
@@ -70,7 +73,8 @@ CREATE TABLE IF NOT EXISTS :skips (
     PRIMARY KEY (name, print)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- Holds that somebody is breaking: who, as JSON and as the history has it, and whether the holder knows.
+-- Holds that somebody is breaking: who, as JSON and as the history has it, and whether the holder
+-- knows.
 CREATE TABLE IF NOT EXISTS :marks (
     name   VARBINARY(320) NOT NULL,
     fence  BIGINT NOT NULL,
@@ -80,8 +84,9 @@ CREATE TABLE IF NOT EXISTS :marks (
     PRIMARY KEY (name, fence)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- What mode=row locks, and what is known of the holds of mode=row and mode=advisory: their fences outlive them, so that
--- they are counted in a table of their own, and what is kept of runs is there too. drains: when the holders that vanished have stopped.
+-- What mode=row locks, and what is known of the holds of mode=row and mode=advisory: their fences
+-- outlive them, so that they are counted in a table of their own, and what is kept of runs is there
+-- too. drains: when the holders that vanished have stopped.
 CREATE TABLE IF NOT EXISTS :rows (
     name VARBINARY(320) NOT NULL,
     PRIMARY KEY (name)

@@ -1,4 +1,5 @@
-l.name::text AS name, l.locked_by::text AS locked_by, l.layout, l.owner, l.fence, l.revision, l.document, l.mode,
+l.name::text AS name, l.locked_by::text AS locked_by, l.layout, l.owner, l.fence, l.revision,
+  l.document, l.mode,
        {waited} AS waited,
        (extract(epoch FROM t.now) * 1000000)::bigint AS now_us,
        (extract(epoch FROM l.lock_until) * 1000000)::bigint AS lock_until_us,

@@ -1,12 +1,15 @@
--- Takes a free lock for an exclusive hold, or creates its row. Returns no row if the lock is held or of another
--- layout, if its run record may deny the grant, or if it has a document, whose rules must be checked first.
--- One reading of the server's clock judges and sets the end. If another statement has locked the row, that reading
--- is older than the wait: the lease is then shorter, never longer, than requested. The new holder leaves the queue, and
--- unlocks the advisory lock, so that the next waiter listens before the lock is released.
--- $1 name, $2 locked_by, $3 hold, $4 ttl_ms, $5 its document, $6 the first fence that is too high
+-- Takes a free lock for an exclusive hold, or creates its row. Returns no row if the lock is held
+-- or of another layout, if its run record may deny the grant, or if it has a document, whose rules
+-- must be checked first. One reading of the server's clock judges and sets the end. If another
+-- statement has locked the row, that reading is older than the wait: the lease is then shorter,
+-- never longer, than requested. The new holder leaves the queue, and unlocks the advisory lock, so
+-- that the next waiter listens before the lock is released. $1 name, $2 locked_by, $3 hold, $4
+-- ttl_ms, $5 its document, $6 the first fence that is too high
 WITH granted AS (
-    INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, layout, owner, fence, renewed_at, revision, document{start_columns})
-    SELECT $1, t.now + $4 * interval '1 millisecond', t.now, $2, {layout}, $2, (extract(epoch FROM t.now) * 1000000)::bigint, t.now, 1,
+    INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, layout, owner, fence,
+      renewed_at, revision, document{start_columns})
+    SELECT $1, t.now + $4 * interval '1 millisecond', t.now, $2, {layout}, $2,
+      (extract(epoch FROM t.now) * 1000000)::bigint, t.now, 1,
            $5{start_values}
       FROM (SELECT timezone('utc', clock_timestamp()) AS now) AS t
     ON CONFLICT (name) DO UPDATE SET

@@ -1,5 +1,5 @@
--- Locks: a row per key that was ever taken, never deleted by a release. The first four columns are ShedLock's, in UTC;
--- what follows counts only while owner says what locked_by says.
+-- Locks: a row per key that was ever taken, never deleted by a release. The first four columns are
+-- ShedLock's, in UTC; what follows counts only while owner says what locked_by says.
 CREATE TABLE IF NOT EXISTS {table} (
     name       text COLLATE "C" NOT NULL PRIMARY KEY,
     lock_until timestamp NOT NULL,
@@ -16,9 +16,10 @@ ALTER TABLE {table}
     -- The holders and the queue, as JSON.
     ADD COLUMN IF NOT EXISTS document   text;
 -- Of a layout before this one; a lock that has a holder is left to it.
-UPDATE {table} SET layout = {layout}, document = NULL WHERE layout < {layout} AND lock_until <= timezone('utc', clock_timestamp());
--- What is kept of the runs of a lock beyond their holds: of the last one with a skew guard or at-least, of the last one with once
--- and what became of it, and which hold was last warned about.
+UPDATE {table} SET layout = {layout}, document = NULL WHERE layout < {layout} AND lock_until
+  <= timezone('utc', clock_timestamp());
+-- What is kept of the runs of a lock beyond their holds: of the last one with a skew guard or
+-- at-least, of the last one with once and what became of it, and which hold was last warned about.
 ALTER TABLE {table}
 {starts_schema}-- Names are told apart by bytes, and are longer than ShedLock's 64 characters.
 ALTER TABLE {table} ALTER COLUMN name TYPE text COLLATE "C", ALTER COLUMN locked_by TYPE text;
@@ -38,7 +39,8 @@ CREATE UNLOGGED TABLE IF NOT EXISTS {waiters} (
 CREATE TABLE IF NOT EXISTS {rows} (
     name text COLLATE "C" NOT NULL PRIMARY KEY
 );
--- The last fence of each lock of mode=row and mode=advisory, never deleted, and when the holders that vanished have stopped.
+-- The last fence of each lock of mode=row and mode=advisory, never deleted, and when the holders
+-- that vanished have stopped.
 CREATE TABLE IF NOT EXISTS {fences} (
     name  text COLLATE "C" NOT NULL PRIMARY KEY,
     fence bigint NOT NULL
@@ -76,8 +78,8 @@ CREATE TABLE IF NOT EXISTS {marks} (
     seen   boolean NOT NULL DEFAULT false,
     PRIMARY KEY (name, fence)
 );
--- What is known of their holds: of one that a server left behind when it was restarted, or another one took over, the next holder must
--- know when its lease is over.
+-- What is known of their holds: of one that a server left behind when it was restarted, or another
+-- one took over, the next holder must know when its lease is over.
 CREATE TABLE IF NOT EXISTS {sessions} (
     name     text COLLATE "C" NOT NULL,
     pid      integer NOT NULL,

@@ -2,7 +2,9 @@
 -- $1 name
 DELETE FROM {runs} AS r
  WHERE r.name = $1
-   AND r.fence < (SELECT o.fence FROM {runs} AS o WHERE o.name = $1 ORDER BY o.fence DESC OFFSET 99 LIMIT 1)
+   AND r.fence < (SELECT o.fence FROM {runs} AS o WHERE o.name = $1 ORDER BY o.fence DESC OFFSET 99
+     LIMIT 1)
    AND (r.how IN ('ok', 'released')
-        OR r.fence < (SELECT o.fence FROM {runs} AS o WHERE o.name = $1 AND o.how NOT IN ('ok', 'released')
+        OR r.fence < (SELECT o.fence FROM {runs} AS o WHERE o.name = $1
+          AND o.how NOT IN ('ok', 'released')
                        ORDER BY o.fence DESC OFFSET 99 LIMIT 1))

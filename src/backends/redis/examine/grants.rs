@@ -49,7 +49,8 @@ impl<'a> Needs<'a> {
                 "blpop",
                 "publish",
             ],
-            // Verifying a token runs a script too, and each command of a script needs its own right.
+            // Verifying a token runs a script too, and each command of a script needs its own
+            // right.
             reads: &[
                 "evalsha",
                 "eval",
@@ -79,11 +80,15 @@ impl<'a> Needs<'a> {
     }
 }
 
-/// Returns the command and notes on it. Patterns of keys and of channels are those of [`crate::backends::redis::names::RedisNames`].
+/// Returns the command and notes on it. Patterns of keys and of channels are those of
+/// [`crate::backends::redis::names::RedisNames`].
 pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     let start = prefix(needs.namespace);
     // Redis 6.2 leaves all channels to a user after `reset`, and refuses more patterns then.
-    let mut words = vec![format!("ACL SETUSER {} reset resetchannels on >{PASSWORD}", role.user())];
+    let mut words = vec![format!(
+        "ACL SETUSER {} reset resetchannels on >{PASSWORD}",
+        role.user()
+    )];
     // A lock's keys begin with the namespace, except the fence counter, whose name is Redisson's.
     words.push(format!("~{start}*"));
     if !start.is_empty() {
@@ -91,10 +96,14 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     }
     if needs.publishes && role.writes() {
         // The leases of Redisson's and dlock's readers, and the queue of Redisson's fair lock.
-        words.push(format!("~{{{start}*}}:*:rwlock_timeout:* ~redisson_lock_queue:{{{start}*}}"));
+        words.push(format!(
+            "~{{{start}*}}:*:rwlock_timeout:* ~redisson_lock_queue:{{{start}*}}"
+        ));
     }
     if needs.publishes && role.writes() {
-        words.push(format!("&redisson_lock__channel:{{{start}*}}* &redisson_rwlock:{{{start}*}}"));
+        words.push(format!(
+            "&redisson_lock__channel:{{{start}*}}* &redisson_rwlock:{{{start}*}}"
+        ));
     }
     let mut commands = needs.reads.to_vec();
     if role.writes() {
@@ -103,10 +112,19 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     for (wanted, names) in [
         (needs.select, &["select"] as &[&str]),
         (needs.replicas && role.writes(), &["wait"]),
-        (needs.sentinel || needs.all_replicas && role.writes() && !needs.cluster, &["role"]),
-        (needs.all_replicas && role.writes() && needs.cluster, &["cluster|nodes"]),
+        (
+            needs.sentinel || needs.all_replicas && role.writes() && !needs.cluster,
+            &["role"],
+        ),
+        (
+            needs.all_replicas && role.writes() && needs.cluster,
+            &["cluster|nodes"],
+        ),
         (needs.cluster, &["cluster|slots", "asking", "exists"]),
-        (needs.cluster && needs.publishes && role.writes(), &["spublish"]),
+        (
+            needs.cluster && needs.publishes && role.writes(),
+            &["spublish"],
+        ),
     ] {
         commands.extend(names.iter().filter(|_| wanted));
     }
@@ -114,14 +132,24 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     commands.dedup();
     words.extend(commands.iter().map(|command| format!("+{command}")));
     let mut notes = vec![
-        format!("put a password in the place of {PASSWORD}; ACL SAVE, or the same line in users.acl, keeps the user over a restart"),
+        format!(
+            "put a password in the place of {PASSWORD}; ACL SAVE, or the same line in users.acl, keeps the user over a restart"
+        ),
         format!(
             "dlock doctor sees more with {}+config|get, which no other command needs",
-            if commands.contains(&"info") { "" } else { "+info and " }
+            if commands.contains(&"info") {
+                ""
+            } else {
+                "+info and "
+            }
         ),
     ];
     if needs.sentinel {
-        notes.insert(0, "on the master and on every replica, since any of them may be the master one day".to_owned());
+        notes.insert(
+            0,
+            "on the master and on every replica, since any of them may be the master one day"
+                .to_owned(),
+        );
         let theirs = "+sentinel|get-master-addr-by-name +sentinel|masters +sentinel|master +sentinel|ckquorum";
         notes.push(format!(
             "where sentinels have users, theirs needs no keys: ACL SETUSER {} reset resetchannels on >{PASSWORD} {theirs}",
@@ -129,7 +157,13 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
         ));
     }
     if needs.cluster {
-        notes.insert(0, "on every node; before Redis 7 leave +spublish out, which it doesn't know".to_owned());
+        notes.insert(
+            0,
+            "on every node; before Redis 7 leave +spublish out, which it doesn't know".to_owned(),
+        );
     }
-    Grants { text: words.join(" ") + "\n", notes }
+    Grants {
+        text: words.join(" ") + "\n",
+        notes,
+    }
 }

@@ -1,7 +1,7 @@
 //! Checks of Redis servers' settings.
 //!
-//! One server is read in one packet ([`questions`]) and judged without I/O ([`ServerReport`]), also for Redlock and Tair.
-//! Settings that the user may not read are reported as unchecked.
+//! One server is read in one packet ([`questions`]) and judged without I/O ([`ServerReport`]), also
+//! for Redlock and Tair. Settings that the user may not read are reported as unchecked.
 
 mod deployment;
 mod grants;
@@ -16,7 +16,10 @@ pub use self::{
 };
 pub(in crate::backends) use self::{
     grants::{Needs, grants},
-    server::{ServerReport, ServerRole, field, merge, questions, replicas as connected_replicas, time as server_time},
+    server::{
+        ServerReport, ServerRole, field, merge, questions, replicas as connected_replicas,
+        time as server_time,
+    },
 };
 use super::{Redis, connection::RedisConnection, options, race::HEDGE, reading::exchange};
 use crate::{
@@ -33,7 +36,10 @@ impl Redis {
             let replies = exchange(&mut conn, &questions).await?;
             self.servers.rest(conn);
             let server = ServerReport::read(&replies);
-            each.push((node.map_or_else(String::new, |node| node.to_string()), server.findings(self.options(), ServerRole::Store)));
+            each.push((
+                node.map_or_else(String::new, |node| node.to_string()),
+                server.findings(self.options(), ServerRole::Store),
+            ));
         }
         let mut findings = merge(each);
         findings.push(self.look_at_rights().await?);
@@ -50,7 +56,13 @@ impl Redis {
     async fn look_at_rights(&mut self) -> Result<Finding> {
         let names = self.names(&Key::probe())?;
         let mut pipeline = ::redis::pipe();
-        pipeline.cmd("TYPE").arg(&names.lock).cmd("GET").arg(&names.fence).cmd("EXISTS").arg(&names.wake);
+        pipeline
+            .cmd("TYPE")
+            .arg(&names.lock)
+            .cmd("GET")
+            .arg(&names.fence)
+            .cmd("EXISTS")
+            .arg(&names.wake);
         // The probe's channels have no listener.
         for channel in [&names.channel, &names.rw_channel] {
             pipeline.cmd("PUBLISH").arg(channel).arg("");
@@ -76,8 +88,9 @@ impl Redis {
         Ok(clocks)
     }
 
-    /// Reads the clocks of the replicas: after a failover, a lease ends by the new master's clock. A replica that can't be reached at once,
-    /// such as one with an address of another network, is left out.
+    /// Reads the clocks of the replicas: after a failover, a lease ends by the new master's clock.
+    /// A replica that can't be reached at once, such as one with an address of another network, is
+    /// left out.
     async fn clocks_of_replicas(&mut self) -> Result<Vec<ServerTime>> {
         let (mut role, mut time) = (::redis::pipe(), ::redis::pipe());
         role.cmd("ROLE");
@@ -88,8 +101,14 @@ impl Redis {
         let mut clocks = Vec::new();
         for replica in replies.first().map(server::replicas).unwrap_or_default() {
             let at = self.options().at(&replica);
-            if let Ok(Ok((_, replies))) = timeout(HEDGE, RedisConnection::open_and(&at, &time)).await {
-                clocks.extend(replies.first().and_then(|time| server::time(replica.to_string(), time)));
+            if let Ok(Ok((_, replies))) =
+                timeout(HEDGE, RedisConnection::open_and(&at, &time)).await
+            {
+                clocks.extend(
+                    replies
+                        .first()
+                        .and_then(|time| server::time(replica.to_string(), time)),
+                );
             }
         }
         Ok(clocks)
@@ -102,10 +121,20 @@ fn tls(options: &options::RedisOptions) -> Finding {
         _ if options.tls.is_some() => return transport::verified(),
         options::RedisServer::Unix(_) => Vec::new(),
         options::RedisServer::Tcp { host, .. } => vec![host],
-        options::RedisServer::Sentinel(sentinel) => sentinel.sentinels.iter().map(|address| address.host.as_str()).collect(),
-        options::RedisServer::Cluster(seeds) => seeds.iter().map(|address| address.host.as_str()).collect(),
+        options::RedisServer::Sentinel(sentinel) => sentinel
+            .sentinels
+            .iter()
+            .map(|address| address.host.as_str())
+            .collect(),
+        options::RedisServer::Cluster(seeds) => {
+            seeds.iter().map(|address| address.host.as_str()).collect()
+        }
     };
-    transport::in_clear(hosts, options.password.is_some(), "a URL that begins with rediss, and tls-port on the servers")
+    transport::in_clear(
+        hosts,
+        options.password.is_some(),
+        "a URL that begins with rediss, and tls-port on the servers",
+    )
 }
 
 #[async_trait(?Send)]
@@ -132,7 +161,9 @@ impl Admin for Redis {
         let mut needs = Needs::scripts_and_lists(&options.namespace);
         needs.select = options.db != 0;
         needs.replicas = options.replicas.is_some();
-        needs.all_replicas = options.replicas.is_some_and(|replicas| replicas.count == options::Replicas::ALL);
+        needs.all_replicas = options
+            .replicas
+            .is_some_and(|replicas| replicas.count == options::Replicas::ALL);
         match &options.server {
             options::RedisServer::Sentinel(_) => needs.sentinel = true,
             options::RedisServer::Cluster(_) => needs.cluster = true,

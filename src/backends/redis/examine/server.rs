@@ -15,15 +15,30 @@ use crate::{
 /// The checks of every server.
 pub const SERVER: &[Check] = &[
     check("version", "the server's version"),
-    check("eviction", "maxmemory-policy: whether the server may throw a lock away to make room"),
+    check(
+        "eviction",
+        "maxmemory-policy: whether the server may throw a lock away to make room",
+    ),
     check("memory", "how much of maxmemory is used"),
-    check("persistence", "appendonly and appendfsync: what a restart forgets"),
-    check("replication", "whether it is a master, its replicas, and how many of them must have a grant"),
-    check("clients", "how many connections are used of maxclients; each waiter takes one"),
+    check(
+        "persistence",
+        "appendonly and appendfsync: what a restart forgets",
+    ),
+    check(
+        "replication",
+        "whether it is a master, its replicas, and how many of them must have a grant",
+    ),
+    check(
+        "clients",
+        "how many connections are used of maxclients; each waiter takes one",
+    ),
 ];
 
 /// The rights that a release needs to wake a waiter.
-pub const WAKING: &[Check] = &[check("rights", "ACL rights to the fence counter, the wake-up list and Redisson's channels")];
+pub const WAKING: &[Check] = &[check(
+    "rights",
+    "ACL rights to the fence counter, the wake-up list and Redisson's channels",
+)];
 
 /// Returns the commands whose replies [`ServerReport::read`] reads.
 pub(in crate::backends) fn questions() -> Pipeline {
@@ -64,7 +79,10 @@ impl ServerReport {
             pairs.into_iter().next().map(|(_, value)| value)
         };
         Self {
-            info: replies.first().and_then(reply::text).ok_or_else(|| why_not(replies.first(), "INFO")),
+            info: replies
+                .first()
+                .and_then(reply::text)
+                .ok_or_else(|| why_not(replies.first(), "INFO")),
             appendfsync: config(1),
             min_replicas: config(2),
             max_clients: config(3),
@@ -82,7 +100,11 @@ impl ServerReport {
     }
 
     /// Returns the findings about locks on this server.
-    pub(in crate::backends) fn findings(&self, options: &RedisOptions, part: ServerRole) -> Vec<Finding> {
+    pub(in crate::backends) fn findings(
+        &self,
+        options: &RedisOptions,
+        part: ServerRole,
+    ) -> Vec<Finding> {
         if let Err(why) = &self.info {
             let unchecked = |check: &Check| {
                 let what = check.about.split([':', ';']).next().unwrap_or(check.about);
@@ -90,7 +112,14 @@ impl ServerReport {
             };
             return SERVER.iter().map(unchecked).collect();
         }
-        vec![self.version(), self.eviction(), self.memory(), self.persistence(), self.replication(options, part), self.clients()]
+        vec![
+            self.version(),
+            self.eviction(),
+            self.memory(),
+            self.persistence(),
+            self.replication(options, part),
+            self.clients(),
+        ]
     }
 
     fn version(&self) -> Finding {
@@ -104,7 +133,8 @@ impl ServerReport {
         let number: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
         let text = format!("{name} {version}");
         if number < (6, 2) {
-            return Finding::not_safe(ID, text, "it lacks commands that dlock needs").fix("Redis 6.2 or Valkey 7.2 at least");
+            return Finding::not_safe(ID, text, "it lacks commands that dlock needs")
+                .fix("Redis 6.2 or Valkey 7.2 at least");
         }
         Finding::ok(ID, text)
     }
@@ -118,18 +148,31 @@ impl ServerReport {
         if policy == "noeviction" {
             return Finding::ok(ID, text);
         }
-        let limit = if self.number("maxmemory") == Some(0) { ", as soon as there is a maxmemory" } else { "" };
-        Finding::not_safe(ID, text, format!("may evict a lock under a job{limit}")).fix("CONFIG SET maxmemory-policy noeviction")
+        let limit = if self.number("maxmemory") == Some(0) {
+            ", as soon as there is a maxmemory"
+        } else {
+            ""
+        };
+        Finding::not_safe(ID, text, format!("may evict a lock under a job{limit}"))
+            .fix("CONFIG SET maxmemory-policy noeviction")
     }
 
     fn memory(&self) -> Finding {
         const ID: &str = "memory";
         match (self.number("used_memory"), self.number("maxmemory")) {
-            (Some(used), Some(0)) => Finding::ok(ID, format!("{} used, no limit (maxmemory 0)", megabytes(used))),
+            (Some(used), Some(0)) => Finding::ok(
+                ID,
+                format!("{} used, no limit (maxmemory 0)", megabytes(used)),
+            ),
             (Some(used), Some(limit)) => {
-                let text = format!("{} used of {} (maxmemory)", megabytes(used), megabytes(limit));
+                let text = format!(
+                    "{} used of {} (maxmemory)",
+                    megabytes(used),
+                    megabytes(limit)
+                );
                 if used > limit / 10 * 9 {
-                    return Finding::warn(ID, text, "once it is full, no lock is granted").fix("raise maxmemory, or remove what fills it");
+                    return Finding::warn(ID, text, "once it is full, no lock is granted")
+                        .fix("raise maxmemory, or remove what fills it");
                 }
                 Finding::ok(ID, text)
             }
@@ -139,10 +182,14 @@ impl ServerReport {
 
     fn persistence(&self) -> Finding {
         const ID: &str = "persistence";
-        const ALWAYS: &str = "CONFIG SET appendonly yes; CONFIG SET appendfsync always; both in redis.conf too";
-        let failing = [("aof_last_write_status", "the append-only file"), ("rdb_last_bgsave_status", "the last snapshot")]
-            .into_iter()
-            .find(|(name, _)| self.field(name).is_some_and(|status| status != "ok"));
+        const ALWAYS: &str =
+            "CONFIG SET appendonly yes; CONFIG SET appendfsync always; both in redis.conf too";
+        let failing = [
+            ("aof_last_write_status", "the append-only file"),
+            ("rdb_last_bgsave_status", "the last snapshot"),
+        ]
+        .into_iter()
+        .find(|(name, _)| self.field(name).is_some_and(|status| status != "ok"));
         if let Some((_, what)) = failing {
             return Finding::warn(
                 ID,
@@ -171,12 +218,22 @@ impl ServerReport {
 
     fn replication(&self, options: &RedisOptions, part: ServerRole) -> Finding {
         const ID: &str = "replication";
-        let fails_over = !matches!(options.server, RedisServer::Tcp { .. } | RedisServer::Unix(_));
+        let fails_over = !matches!(
+            options.server,
+            RedisServer::Tcp { .. } | RedisServer::Unix(_)
+        );
         if let Some(role) = self.field("role").filter(|role| *role != "master") {
-            let of = self.field("master_host").zip(self.field("master_port")).map(|(host, port)| format!(" of {host}:{port}"));
+            let of = self
+                .field("master_host")
+                .zip(self.field("master_port"))
+                .map(|(host, port)| format!(" of {host}:{port}"));
             return Finding::not_safe(
                 ID,
-                format!("the server is a {}{}", role.replace("slave", "replica"), of.unwrap_or_default()),
+                format!(
+                    "the server is a {}{}",
+                    role.replace("slave", "replica"),
+                    of.unwrap_or_default()
+                ),
                 "it takes no locks",
             )
             .fix("name the master in the URL");
@@ -190,13 +247,17 @@ impl ServerReport {
             count => format!("a master with {count} replicas"),
         };
         match options.replicas.map(|replicas| replicas.count) {
-            Some(Replicas::ALL) if count == 0 => {
-                Finding::not_safe(ID, format!("{has}, and replicas=all"), "no grant and no renewal counts").fix("bring the replicas back")
-            }
+            Some(Replicas::ALL) if count == 0 => Finding::not_safe(
+                ID,
+                format!("{has}, and replicas=all"),
+                "no grant and no renewal counts",
+            )
+            .fix("bring the replicas back"),
             Some(Replicas::ALL) => Finding::ok(ID, format!("{has}; all must have each grant")),
             Some(wanted) if count < u64::from(wanted) => {
                 let text = format!("{has}, and replicas={wanted}");
-                Finding::not_safe(ID, text, "no grant and no renewal counts").fix("bring the replicas back, or ask for fewer")
+                Finding::not_safe(ID, text, "no grant and no renewal counts")
+                    .fix("bring the replicas back, or ask for fewer")
             }
             Some(wanted) if count > u64::from(wanted) => {
                 let text = format!("{has}, and replicas={wanted}");
@@ -204,16 +265,17 @@ impl ServerReport {
                 Finding::not_safe(ID, text, risk).fix("replicas=all in the URL")
             }
             Some(wanted) => Finding::ok(ID, format!("{has}; {wanted} must have each grant")),
-            None if count == 0 && fails_over => {
-                Finding::warn(ID, has, "no replica can take over").fix("give it a replica: REPLICAOF on another server")
-            }
+            None if count == 0 && fails_over => Finding::warn(ID, has, "no replica can take over")
+                .fix("give it a replica: REPLICAOF on another server"),
             None if count == 0 => Finding::ok(ID, has),
             None => {
                 let least = match self.min_replicas.as_deref() {
                     None | Some("0") => "",
                     Some(_) => " (min-replicas-to-write narrows the gap, and doesn't close it)",
                 };
-                let risk = format!("a failover forgets a lock that they had not heard of, so that two may run{least}");
+                let risk = format!(
+                    "a failover forgets a lock that they had not heard of, so that two may run{least}"
+                );
                 Finding::warn(ID, format!("{has}, and grants wait for none"), risk).fix(match part {
                     ServerRole::Store => "replicas=all in the URL; CONFIG SET min-replicas-to-write 1",
                     ServerRole::Vote => "REPLICAOF NO ONE on them: the other nodes are what makes up for one that fails",
@@ -225,16 +287,27 @@ impl ServerReport {
 
     fn clients(&self) -> Finding {
         const ID: &str = "clients";
-        let most = self.number("maxclients").or_else(|| self.max_clients.as_deref()?.parse().ok());
+        let most = self
+            .number("maxclients")
+            .or_else(|| self.max_clients.as_deref()?.parse().ok());
         match (self.number("connected_clients"), most) {
             (Some(used), Some(most)) => {
                 let text = format!("{used} of {most} connections are used; each waiter takes one");
                 if used > most / 10 * 8 {
-                    return Finding::warn(ID, text, "new connections are then refused; holders keep theirs").fix("raise maxclients");
+                    return Finding::warn(
+                        ID,
+                        text,
+                        "new connections are then refused; holders keep theirs",
+                    )
+                    .fix("raise maxclients");
                 }
                 Finding::ok(ID, text)
             }
-            _ => Finding::unchecked(ID, "maxclients", &format!("INFO doesn't tell it, and {}", self.no_config)),
+            _ => Finding::unchecked(
+                ID,
+                "maxclients",
+                &format!("INFO doesn't tell it, and {}", self.no_config),
+            ),
         }
     }
 }
@@ -242,7 +315,9 @@ impl ServerReport {
 /// Returns why a command got no answer.
 fn why_not(reply: Option<&Value>, question: &str) -> String {
     match reply {
-        Some(Value::ServerError(error)) if error.code() == "NOPERM" => format!("the user may not ask for {question}"),
+        Some(Value::ServerError(error)) if error.code() == "NOPERM" => {
+            format!("the user may not ask for {question}")
+        }
         Some(Value::ServerError(_)) => format!("the server doesn't take {question}"),
         _ => format!("{question} doesn't tell it"),
     }
@@ -250,27 +325,46 @@ fn why_not(reply: Option<&Value>, question: &str) -> String {
 
 /// Returns a field of `INFO`.
 pub(in crate::backends) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    info.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .map(str::trim)
 }
 
 /// Reads the reply to `TIME`, to the microsecond.
 pub(in crate::backends) fn time(server: String, reply: &Value) -> Option<ServerTime> {
-    let [seconds, micros] = reply::items(reply)? else { return None };
+    let [seconds, micros] = reply::items(reply)? else {
+        return None;
+    };
     let of = |value: &Value| reply::int(value).and_then(|number| u64::try_from(number).ok());
-    Some(ServerTime { server, since_epoch: Duration::from_secs(of(seconds)?) + Duration::from_micros(of(micros)?) })
+    Some(ServerTime {
+        server,
+        since_epoch: Duration::from_secs(of(seconds)?) + Duration::from_micros(of(micros)?),
+    })
 }
 
 /// Returns the replicas in a master's reply to `ROLE`: `[master, offset, [[host, port, offset]…]]`.
 pub(in crate::backends) fn replicas(role: &Value) -> Vec<Address> {
-    let Some([_, _, replicas]) = reply::items(role) else { return Vec::new() };
-    let address = |replica: &Value| {
-        let [host, port, ..] = reply::items(replica)? else { return None };
-        Some(Address { host: reply::text(host)?, port: reply::int(port)?.try_into().ok()? })
+    let Some([_, _, replicas]) = reply::items(role) else {
+        return Vec::new();
     };
-    reply::items(replicas).unwrap_or_default().iter().filter_map(address).collect()
+    let address = |replica: &Value| {
+        let [host, port, ..] = reply::items(replica)? else {
+            return None;
+        };
+        Some(Address {
+            host: reply::text(host)?,
+            port: reply::int(port)?.try_into().ok()?,
+        })
+    };
+    reply::items(replicas)
+        .unwrap_or_default()
+        .iter()
+        .filter_map(address)
+        .collect()
 }
 
-/// Judges the replies about a free lock's keys: the lock, the fence counter, the wake-up list and the channels.
+/// Judges the replies about a free lock's keys: the lock, the fence counter, the wake-up list and
+/// the channels.
 pub(super) fn rights(replies: &[Value]) -> Finding {
     const ID: &str = "rights";
     const WHAT: [&str; 5] = [
@@ -280,22 +374,42 @@ pub(super) fn rights(replies: &[Value]) -> Finding {
         "Redisson's channel",
         "its read-write channel",
     ];
-    let refused = |value: &Value| matches!(value, Value::ServerError(error) if error.code() == "NOPERM");
-    let missing: Vec<usize> = replies.iter().enumerate().filter_map(|(at, reply)| refused(reply).then_some(at)).collect();
+    let refused =
+        |value: &Value| matches!(value, Value::ServerError(error) if error.code() == "NOPERM");
+    let missing: Vec<usize> = replies
+        .iter()
+        .enumerate()
+        .filter_map(|(at, reply)| refused(reply).then_some(at))
+        .collect();
     let Some(first) = missing.first() else {
-        return Finding::ok(ID, "the user may use the lock's keys, the fence counter and Redisson's channels");
+        return Finding::ok(
+            ID,
+            "the user may use the lock's keys, the fence counter and Redisson's channels",
+        );
     };
-    let text =
-        format!("the user has no right to {}", missing.iter().filter_map(|at| WHAT.get(*at)).copied().collect::<Vec<_>>().join(", "));
+    let text = format!(
+        "the user has no right to {}",
+        missing
+            .iter()
+            .filter_map(|at| WHAT.get(*at))
+            .copied()
+            .collect::<Vec<_>>()
+            .join(", ")
+    );
     let found = match first {
         0 | 1 => Finding::not_safe(ID, text, "no lock can be taken"),
         2 => Finding::warn(ID, text, "no waiter is woken"),
-        _ => Finding::warn(ID, text, "Redisson's clients that wait for a lock of dlock are not woken"),
+        _ => Finding::warn(
+            ID,
+            text,
+            "Redisson's clients that wait for a lock of dlock are not woken",
+        ),
     };
     found.fix("dlock doctor --print-grants run")
 }
 
-/// Merges the findings of several servers: per check, the worst and its servers. A server without a name is the only one.
+/// Merges the findings of several servers: per check, the worst and its servers. A server without a
+/// name is the only one.
 pub(in crate::backends) fn merge(each: Vec<(String, Vec<Finding>)>) -> Vec<Finding> {
     let count = each.len();
     let mut merged: Vec<(Finding, Vec<String>)> = Vec::new();
@@ -307,7 +421,13 @@ pub(in crate::backends) fn merge(each: Vec<(String, Vec<Finding>)>) -> Vec<Findi
             }
         }
     }
-    let worst = |check: &str| merged.iter().filter(|(known, _)| known.check == check).map(|(known, _)| known.severity).max();
+    let worst = |check: &str| {
+        merged
+            .iter()
+            .filter(|(known, _)| known.check == check)
+            .map(|(known, _)| known.severity)
+            .max()
+    };
     let mut shown: Vec<Finding> = Vec::new();
     for (finding, servers) in &merged {
         // One finding per check is enough if all is well; otherwise each of the worst is shown.
@@ -342,44 +462,111 @@ mod tests {
     }
 
     fn server(info: &str) -> ServerReport {
-        ServerReport { info: Ok(info.replace(' ', "\r\n")), ..nothing() }
+        ServerReport {
+            info: Ok(info.replace(' ', "\r\n")),
+            ..nothing()
+        }
     }
 
     fn options(replicas: Option<u32>) -> RedisOptions {
-        let replicas = replicas.map(|count| Replicas { count, within: Replicas::WITHIN });
-        RedisOptions { replicas, ..RedisOptions::new(RedisServer::Tcp { host: "h".into(), port: 1 }) }
+        let replicas = replicas.map(|count| Replicas {
+            count,
+            within: Replicas::WITHIN,
+        });
+        RedisOptions {
+            replicas,
+            ..RedisOptions::new(RedisServer::Tcp {
+                host: "h".into(),
+                port: 1,
+            })
+        }
     }
 
     #[test]
     fn versions_policies_and_roles_are_distinguished() {
-        assert_eq!(server("redis_version:7.0.15").version().severity, Severity::Ok);
-        assert_eq!(server("redis_version:6.0.9").version().severity, Severity::Unsafe);
-        assert_eq!(server("redis_version:7.2.4 valkey_version:8.1.0").version().text, "Valkey 8.1.0");
-        for policy in ["allkeys-lru", "volatile-lru", "volatile-ttl", "allkeys-random"] {
-            assert_eq!(server(&format!("maxmemory_policy:{policy} maxmemory:0")).eviction().severity, Severity::Unsafe, "{policy}");
-        }
-        assert_eq!(server("maxmemory_policy:noeviction").eviction().severity, Severity::Ok);
         assert_eq!(
-            server("role:slave master_host:r1 master_port:7").replication(&options(None), ServerRole::Store).text,
+            server("redis_version:7.0.15").version().severity,
+            Severity::Ok
+        );
+        assert_eq!(
+            server("redis_version:6.0.9").version().severity,
+            Severity::Unsafe
+        );
+        assert_eq!(
+            server("redis_version:7.2.4 valkey_version:8.1.0")
+                .version()
+                .text,
+            "Valkey 8.1.0"
+        );
+        for policy in [
+            "allkeys-lru",
+            "volatile-lru",
+            "volatile-ttl",
+            "allkeys-random",
+        ] {
+            assert_eq!(
+                server(&format!("maxmemory_policy:{policy} maxmemory:0"))
+                    .eviction()
+                    .severity,
+                Severity::Unsafe,
+                "{policy}"
+            );
+        }
+        assert_eq!(
+            server("maxmemory_policy:noeviction").eviction().severity,
+            Severity::Ok
+        );
+        assert_eq!(
+            server("role:slave master_host:r1 master_port:7")
+                .replication(&options(None), ServerRole::Store)
+                .text,
             "the server is a replica of r1:7"
         );
         let with = |count, wanted| {
-            server(&format!("role:master connected_slaves:{count}")).replication(&options(wanted), ServerRole::Store).severity
+            server(&format!("role:master connected_slaves:{count}"))
+                .replication(&options(wanted), ServerRole::Store)
+                .severity
         };
-        assert_eq!((with(0, None), with(1, None)), (Severity::Ok, Severity::Warn));
-        assert_eq!((with(1, Some(1)), with(1, Some(2))), (Severity::Ok, Severity::Unsafe));
-        assert_eq!((with(2, Some(2)), with(2, Some(1))), (Severity::Ok, Severity::Unsafe), "one cut off with its master, one promoted");
-        assert_eq!((with(2, Some(Replicas::ALL)), with(0, Some(Replicas::ALL))), (Severity::Ok, Severity::Unsafe));
+        assert_eq!(
+            (with(0, None), with(1, None)),
+            (Severity::Ok, Severity::Warn)
+        );
+        assert_eq!(
+            (with(1, Some(1)), with(1, Some(2))),
+            (Severity::Ok, Severity::Unsafe)
+        );
+        assert_eq!(
+            (with(2, Some(2)), with(2, Some(1))),
+            (Severity::Ok, Severity::Unsafe),
+            "one cut off with its master, one promoted"
+        );
+        assert_eq!(
+            (with(2, Some(Replicas::ALL)), with(0, Some(Replicas::ALL))),
+            (Severity::Ok, Severity::Unsafe)
+        );
     }
 
     #[test]
     fn missing_information_is_reported_as_unchecked() {
         let empty = server("");
-        for findings in [nothing().findings(&options(None), ServerRole::Store), empty.findings(&options(None), ServerRole::Store)] {
+        for findings in [
+            nothing().findings(&options(None), ServerRole::Store),
+            empty.findings(&options(None), ServerRole::Store),
+        ] {
             assert_eq!(findings.len(), SERVER.len());
-            assert!(findings.iter().all(|f| f.severity == Severity::Warn && f.text.starts_with("not checked: ")), "{findings:?}");
+            assert!(
+                findings
+                    .iter()
+                    .all(|f| f.severity == Severity::Warn && f.text.starts_with("not checked: ")),
+                "{findings:?}"
+            );
         }
-        assert!(server("aof_enabled:1 aof_last_write_status:ok").persistence().text.starts_with("not checked: appendfsync"));
+        assert!(
+            server("aof_enabled:1 aof_last_write_status:ok")
+                .persistence()
+                .text
+                .starts_with("not checked: appendfsync")
+        );
     }
 
     #[test]
@@ -387,7 +574,13 @@ mod tests {
         let (fine, bad) = (Finding::ok("a", "fine"), Finding::warn("a", "bad", "r"));
         let at = |name: &str, finding: &Finding| (name.to_owned(), vec![finding.clone()]);
         assert_eq!(merge(vec![at("", &bad)]), std::slice::from_ref(&bad));
-        assert_eq!(merge(vec![at("x", &fine), at("y", &bad), at("z", &bad)])[0].text, "y, z: bad");
-        assert_eq!(merge(vec![at("x", &fine), at("y", &fine)])[0].text, "all 2: fine");
+        assert_eq!(
+            merge(vec![at("x", &fine), at("y", &bad), at("z", &bad)])[0].text,
+            "y, z: bad"
+        );
+        assert_eq!(
+            merge(vec![at("x", &fine), at("y", &fine)])[0].text,
+            "all 2: fine"
+        );
     }
 }

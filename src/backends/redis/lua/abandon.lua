@@ -1,13 +1,14 @@
 -- Leaves the queue, and passes on a wake-up that this waiter may have received and not used.
 --
--- KEYS  1 lock  2 queue  3 waiters  4 wake-up list  5 line  6 wake-up list of its own  7 fair  8 fair-readers
---       9 the common wake-up list of `line`
+-- KEYS  1 lock   2 queue   3 waiters   4 wake-up list   5 line   6 wake-up list of its own   7 fair
+--       8 fair-readers   9 the common wake-up list of `line`
 -- ARGV  1 hold  2 prefix of the wake-up lists of `line`
 -- Reply 1
 --
--- Worst cases: the lock was released, this waiter was woken, and it leaves instead of taking the lock. Or the waiter was a writer that
--- kept back readers, and no release will wake them. In all other cases the holder's release wakes the next waiter. A surplus
--- wake-up does no harm, but the last waiter leaves none behind.
+-- Worst cases: the lock was released, this waiter was woken, and it leaves instead of taking the
+-- lock. Or the waiter was a writer that kept back readers, and no release will wake them. In all
+-- other cases the holder's release wakes the next waiter. A surplus wake-up does no harm, but the
+-- last waiter leaves none behind.
 
 local went = redis.call('ZREM', KEYS[2], ARGV[1]) + redis.call('ZREM', KEYS[5], ARGV[1])
 redis.call('ZREM', KEYS[7], ARGV[1])

@@ -1,16 +1,20 @@
 -- Takes a free lock, reenters it for its owner, or reports the holders and joins the queue.
 --
--- KEYS  1 lock   2 fence counter   3 record   4 queue (zset: hold by arrival in us)   5 waiters (hash: hold -> refreshed:JSON)
---       6 runs   7 runs that ended badly   8 starts   9 shares   10 their ends  11 line  12 fair  13 fair-readers
---       14 late
--- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": only reenter the owner's hold  5 "1": join the queue if busy
---       6 "1": this hold may be in the queue  7 "1": detached  8 metadata as JSON, or ""
---       9 place  10 skew guard in ms  11 at-least in ms  12 once: window in ms  13 retries of failed runs  14 "1": of crashed ones
---       15 "1": in fair order  16 prefix of the wake-up lists of `line`  17 the request's number, for `is_late`
+-- KEYS  1 lock   2 fence counter   3 record   4 queue (zset: hold by arrival in us)
+--       5 waiters (hash: hold -> refreshed:JSON)   6 runs   7 runs that ended badly   8 starts
+--       9 shares   10 their ends   11 line   12 fair   13 fair-readers   14 late
+-- ARGV  1 owner   2 hold   3 ttl in ms   4 "1": only reenter the owner's hold
+--       5 "1": join the queue if busy   6 "1": this hold may be in the queue   7 "1": detached
+--       8 metadata as JSON, or ""   9 place   10 skew guard in ms   11 at-least in ms
+--       12 once: window in ms   13 retries of failed runs   14 "1": of crashed ones
+--       15 "1": in fair order   16 prefix of the wake-up lists of `line`
+--       17 the request's number, for `is_late`
 -- Reply {"granted", fence, holds}
---       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record, position or 0, {shares}, for how many
+--       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record,
+--        position or 0, {shares}, for how many
 --        ms the lock is kept for an earlier waiter, or 0}
---       {"otherwise", kind}       ARGV[4] was set and the owner has a share of this kind, "shared" or "permits"
+--       {"otherwise", kind}       ARGV[4] was set and the owner has a share of this kind, "shared"
+--        or "permits"
 --       {"refused", …}            as `judge` returns it
 --       {"not-held"}              ARGV[4] was set and the owner does not hold the lock
 --       {"alien", type, pttl}     the key exists and is no hash
@@ -20,10 +24,13 @@
 -- The lock is busy until its last share ends, even if another library let the lock itself expire.
 --
 -- Worst cases:
--- - The reply is lost and the request repeated. The owner's field shows it: same fence, counted once.
--- - The request arrives after the hold was granted to a later one, and even released. Its number shows it.
--- - Memory or a right is missing half-way. Nothing is rolled back, so each command that the lock needs succeeds on the record first:
---   no lock without expiry. Nothing after the lock's own write fails.
+-- - The reply is lost and the request repeated. The owner's field shows it: same fence, counted
+--   once.
+-- - The request arrives after the hold was granted to a later one, and even released. Its number
+--   shows it.
+-- - Memory or a right is missing half-way. Nothing is rolled back, so each command that the lock
+--   needs succeeds on the record first: no lock without expiry. Nothing after the lock's own write
+--   fails.
 
 local lock, counter, record_key, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, hold, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -35,7 +42,8 @@ local ends = now + ttl
 -- Joins the queue, or `line` for a fair request. Returns the position.
 local function wait_in_place()
   if ARGV[15] == '1' then
-    return place_of(join_line(KEYS[11], KEYS[12], KEYS[13], waiters, hold, ARGV[8], now, us, 'x'), KEYS[11], queue, hold)
+    return place_of(join_line(KEYS[11], KEYS[12], KEYS[13], waiters, hold, ARGV[8], now, us, 'x'),
+        KEYS[11], queue, hold)
   end
   return place_of(join_queue(queue, waiters, hold, ARGV[8], now, us), queue, KEYS[11], hold)
 end
@@ -55,7 +63,8 @@ if kind ~= 'none' and kind ~= 'hash' then
 end
 
 -- Whether there may be shares, fair waiters or a later request. Their keys are read only then.
-local number, others = tonumber(ARGV[17]), redis.call('EXISTS', KEYS[10], KEYS[12], KEYS[13], KEYS[14]) > 0
+local number, others = tonumber(ARGV[17]), redis.call('EXISTS', KEYS[10], KEYS[12], KEYS[13],
+    KEYS[14]) > 0
 if (others or number > 1) and is_late(KEYS[14], number) then
   return { 'late' }
 end
@@ -83,7 +92,8 @@ if kind == 'hash' then
     end
     return { 'granted', record.fence, others + 1 }
   end
-  -- The owner's lock without its record, which was deleted from outside, is granted again below, with a new fence.
+  -- The owner's lock without its record, which was deleted from outside, is granted again below,
+  -- with a new fence.
   if not ours then
     if reenter then
       local share = share_of(lock, KEYS[9], owner)
@@ -91,7 +101,8 @@ if kind == 'hash' then
     end
     local fields = redis.call('HRANDFIELD', lock, 16, 'WITHVALUES')
     local place = join and wait_in_place() or 0
-    return proven(lock, { 'busy', now, redis.call('PTTL', lock), fields, flat, place, some_shares(KEYS[9], KEYS[10]), 0 })
+    return proven(lock, { 'busy', now, redis.call('PTTL', lock), fields, flat, place,
+        some_shares(KEYS[9], KEYS[10]), 0 })
   end
 end
 if reenter then
@@ -110,13 +121,14 @@ if refused then
   return proven(lock, refused)
 end
 
-local left = others and held_up(lock, counter, queue, waiters, KEYS[11], KEYS[12], KEYS[13], 'x', hold, now, us, ARGV[16])
+local left = others and held_up(lock, counter, queue, waiters, KEYS[11], KEYS[12], KEYS[13], 'x',
+    hold, now, us, ARGV[16])
 if left then
   return proven(lock, { 'busy', now, -2, {}, {}, join and wait_in_place() or 0, {}, left })
 end
 
--- A value at the record's key that is no hash is no record of dlock's. The reply for a busy lock needs HRANDFIELD too: Redis 6.0, which
--- lacks it, is refused before any write.
+-- A value at the record's key that is no hash is no record of dlock's. The reply for a busy lock
+-- needs HRANDFIELD too: Redis 6.0, which lacks it, is refused before any write.
 local beside = redis.pcall('HRANDFIELD', record_key)
 if type(beside) == 'table' and not string.find(beside.err, 'WRONGTYPE', 1, true) then
   return beside

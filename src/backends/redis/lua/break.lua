@@ -1,10 +1,11 @@
 -- Marks the hold with this fence for a break, or takes the lock away from it at once.
 --
--- KEYS  1 lock  2 record  3 queue  4 wake-up list  5 runs  6 runs that ended badly  7 shares  8 their ends  9 line
---       10 the common wake-up list of `line`
--- ARGV  1 fence  2 the mark as JSON  3 the same as the end of a history entry  4 "1": at once
---       5 channel of the waiters for Redisson's plain lock  6 channel for its read-write lock  7 "1": in a cluster
---       8 prefix of the wake-up lists of `line`  9 queue of Redisson's fair lock
+-- KEYS  1 lock   2 record   3 queue   4 wake-up list   5 runs   6 runs that ended badly   7 shares
+--       8 their ends   9 line   10 the common wake-up list of `line`
+-- ARGV  1 fence   2 the mark as JSON   3 the same as the end of a history entry   4 "1": at once
+--       5 channel of the waiters for Redisson's plain lock   6 channel for its read-write lock
+--       7 "1": in a cluster   8 prefix of the wake-up lists of `line`
+--       9 queue of Redisson's fair lock
 -- Reply {"done"} | {"changed"} | {"layout", version}
 
 local lock, record_key, queue, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

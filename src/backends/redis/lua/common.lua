@@ -1,4 +1,5 @@
--- Common part of the scripts of Redis and of Redlock's nodes: time, records, the queue, the history.
+-- Common part of the scripts of Redis and of Redlock's nodes: time, records, the queue, the
+-- history.
 
 local MAJOR = 1
 
@@ -38,11 +39,13 @@ local function is_newer(record)
   return record.v ~= nil and (tonumber(string.match(record.v, '^%d+')) or MAJOR + 1) > MAJOR
 end
 
--- For how many ms late requests are refused. Linux gives up a connection whose data stays unacknowledged after 16 to 18 minutes.
+-- For how many ms late requests are refused. Linux gives up a connection whose data stays
+-- unacknowledged after 16 to 18 minutes.
 local LATE = 1200000
 
--- Returns `reply`, which rests on nothing but reads. HDEL changes nothing, but a replica refuses it: a replica, whose data its master may be
--- replacing, proves nothing. The key is a hash, or missing.
+-- Returns `reply`, which rests on nothing but reads. HDEL changes nothing, but a replica refuses
+-- it: a replica, whose data its master may be replacing, proves nothing. The key is a hash, or
+-- missing.
 local function proven(key, reply)
   local written_to = redis.pcall('HDEL', key, '')
   if type(written_to) == 'table' and string.find(written_to.err, 'READONLY', 1, true) then
@@ -59,7 +62,8 @@ local function live_hold(record, id, now)
   end
 end
 
--- Returns the number of live holds other than `id`, the end of the last of them, and the fields of the ended ones.
+-- Returns the number of live holds other than `id`, the end of the last of them, and the fields of
+-- the ended ones.
 local function other_holds(record, id, now)
   local count, latest, ended = 0, 0, {}
   for field in pairs(record) do
@@ -76,7 +80,8 @@ local function other_holds(record, id, now)
   return count, latest, ended
 end
 
--- Returns the position in the queue, from 1; 0 if it is unknown. A failure here must not hide that the lock is busy.
+-- Returns the position in the queue, from 1; 0 if it is unknown. A failure here must not hide that
+-- the lock is busy.
 local function join_queue(queue, waiters, hold, who, now, us)
   redis.pcall('ZADD', queue, 'NX', whole(us), hold)
   redis.pcall('HSET', waiters, hold, whole(now) .. ':' .. who)
@@ -109,7 +114,8 @@ end
 -- The number of history entries kept, and the ms for which they are kept after the last one.
 local REMEMBERED, KEEP = 100, 8640000000
 
--- Adds a finished hold to the history, latest first; a failed one also to `bad`. Never fails: the writes before it must stand.
+-- Adds a finished hold to the history, latest first; a failed one also to `bad`. Never fails: the
+-- writes before it must stand.
 local function remember(runs, bad, line, is_bad)
   for _, list in ipairs(is_bad and { runs, bad } or { runs }) do
     redis.pcall('LPUSH', list, line)
@@ -121,10 +127,12 @@ end
 -- Returns the hold of `record` as a history entry; `how` is its outcome, the JSON from `"x":` on.
 local function past(record, ended, how)
   local who = record.meta and ',"m":' .. record.meta or ''
-  return '{"f":' .. record.fence .. ',"s":' .. record.since .. ',"e":' .. whole(ended) .. ',' .. how .. who .. '}'
+  return '{"f":' .. record.fence .. ',"s":' .. record.since .. ',"e":' .. whole(ended) .. ',' .. how
+      .. who .. '}'
 end
 
--- Adds the hold of a record whose lock is gone to the history, if there is one: it was never released.
+-- Adds the hold of a record whose lock is gone to the history, if there is one: it was never
+-- released.
 local function remember_vanished(record, runs, bad, now)
   if not record.fence or not record.since or is_newer(record) then
     return
@@ -142,18 +150,23 @@ local function remember_vanished(record, runs, bad, now)
   remember(runs, bad, past(record, math.min(last, now), how), true)
 end
 
--- The lock's run record, a hash of its own, for later runs. Prefix p, the last run with a skew guard or at-least: s start (ms), f fence,
--- p host, g guard (ms), l at-least (ms), m the holder as JSON, h the hold that wrote it. Prefix o, the last run with once: s, f, m, h,
--- x state (started, ok, failed, unknown), n attempt number, w window (ms). Until the outcome of the last run is recorded: prefixes b and q
--- have the records of p and o that it replaced, and k the last success before o. wf, wl: the fence and level of the last warning.
+-- The lock's run record, a hash of its own, for later runs. Prefix p, the last run with a skew
+-- guard or at-least: s start (ms), f fence, p host, g guard (ms), l at-least (ms), m the holder as
+-- JSON, h the hold that wrote it. Prefix o, the last run with once: s, f, m, h, x state (started,
+-- ok, failed, unknown), n attempt number, w window (ms). Until the outcome of the last run is
+-- recorded: prefixes b and q have the records of p and o that it replaced, and k the last success
+-- before o. wf, wl: the fence and level of the last warning.
 local COOLDOWN, START = 'sfpglmh', 'sfxnwmh'
 
--- Reads a run policy, six arguments from the nth on; each may be "". `crashed` is "anyway" for a run that no earlier run denies.
+-- Reads a run policy, six arguments from the nth on; each may be "". `crashed` is "anyway" for a
+-- run that no earlier run denies.
 local function read_terms(n)
-  return { place = ARGV[n], guard = ARGV[n + 1], least = ARGV[n + 2], window = ARGV[n + 3], failed = ARGV[n + 4], crashed = ARGV[n + 5] }
+  return { place = ARGV[n], guard = ARGV[n + 1], least = ARGV[n + 2], window = ARGV[n + 3],
+      failed = ARGV[n + 4], crashed = ARGV[n + 5] }
 end
 
--- Returns the rest of `length` ms from `since` on; nil if none is left, or if the clock was set back by more than `length`.
+-- Returns the rest of `length` ms from `since` on; nil if none is left, or if the clock was set
+-- back by more than `length`.
 local function left_of(since, length, now)
   length = tonumber(length) or 0
   if math.abs(now - since) < length and now < since + length then
@@ -166,9 +179,9 @@ local function is_own(starts, hold)
   return starts.oh == hold and starts.ox == 'started'
 end
 
--- Returns why a free lock is denied to `hold`: {"refused", rule, length or state, fence, age in ms, ms left, runner}; nil if it is
--- granted. A hold's own start without an outcome never denies it: an earlier attempt whose reply was lost wrote that start, and its
--- command was never started.
+-- Returns why a free lock is denied to `hold`: {"refused", rule, length or state, fence, age in ms,
+-- ms left, runner}; nil if it is granted. A hold's own start without an outcome never denies it: an
+-- earlier attempt whose reply was lost wrote that start, and its command was never started.
 local function judge(starts, terms, now, hold)
   if terms.crashed == 'anyway' then
     return nil
@@ -196,13 +209,15 @@ local function judge(starts, terms, now, hold)
         or (state ~= 'failed' and state ~= 'ok' and terms.crashed == '1')
       if not again then
         local left = since + tonumber(terms.window) - now
-        return { 'refused', 'once', state, starts[prefix .. 'f'], age, left, starts[prefix .. 'm'] or '' }
+        return { 'refused', 'once', state, starts[prefix .. 'f'], age, left, starts[prefix .. 'm']
+            or '' }
       end
     end
   end
 end
 
--- Returns the record at `prefix` of the run record, unless no rule of its own run can need it any more.
+-- Returns the record at `prefix` of the run record, unless no rule of its own run can need it any
+-- more.
 local function still_counts(starts, prefix, length, now)
   local since = tonumber(starts[prefix .. 's'])
   return since ~= nil and now < since + (tonumber(length) or 0)
@@ -233,16 +248,19 @@ local function changes_of(starts)
   return changes
 end
 
--- Records a start of `hold`, if its run policy `terms` has a rule. What it replaces is kept until its outcome is recorded.
+-- Records a start of `hold`, if its run policy `terms` has a rule. What it replaces is kept until
+-- its outcome is recorded.
 local function begin(key, starts, terms, fence, now, who, hold)
   local changes, length = changes_of(starts), 0
   local forgets = terms.crashed == 'anyway' and terms.window == '0'
   if terms.guard ~= '' or terms.least ~= '' then
     if starts.ps and starts.ph ~= hold then
       local most = math.max(tonumber(starts.pg) or 0, tonumber(starts.pl) or 0)
-      changes.copy(not forgets and still_counts(starts, 'p', most, now) and 'p' or nil, 'b', COOLDOWN)
+      changes.copy(not forgets and still_counts(starts, 'p', most, now) and 'p' or nil, 'b',
+          COOLDOWN)
     end
-    changes.put('ps', whole(now), 'pf', fence, 'pp', terms.place, 'pg', terms.guard, 'pl', terms.least, 'pm', who, 'ph', hold)
+    changes.put('ps', whole(now), 'pf', fence, 'pp', terms.place, 'pg', terms.guard, 'pl',
+        terms.least, 'pm', who, 'ph', hold)
     length = math.max(tonumber(terms.guard) or 0, tonumber(terms.least) or 0)
   end
   if terms.window ~= '' then
@@ -259,7 +277,8 @@ local function begin(key, starts, terms, fence, now, who, hold)
       end
       changes.copy(counts and 'o' or nil, 'q', START)
     end
-    changes.put('os', whole(now), 'of', fence, 'ox', 'started', 'on', whole(tries), 'ow', terms.window, 'om', who, 'oh', hold)
+    changes.put('os', whole(now), 'of', fence, 'ox', 'started', 'on', whole(tries), 'ow',
+        terms.window, 'om', who, 'oh', hold)
     length = math.max(length, tonumber(terms.window))
   end
   if #changes.set > 0 then
@@ -272,8 +291,9 @@ local function begin(key, starts, terms, fence, now, who, hold)
   end
 end
 
--- Reads the run record for `became`, or nil if there is no outcome to record. Call it before any write: it fails while a cluster has moved
--- the run record elsewhere, and the outcome would be lost.
+-- Reads the run record for `became`, or nil if there is no outcome to record. Call it before any
+-- write: it fails while a cluster has moved the run record elsewhere, and the outcome would be
+-- lost.
 local function known_start(key, state)
   if state == '' then
     return nil
@@ -291,8 +311,9 @@ local function known_start(key, state)
   return known
 end
 
--- Records the outcome `state` of the start with this fence: for 'undone', the record is again as it was before the start. A start that did
--- not succeed takes back no earlier success. Never fails: the writes before it must stand.
+-- Records the outcome `state` of the start with this fence: for 'undone', the record is again as it
+-- was before the start. A start that did not succeed takes back no earlier success. Never fails:
+-- the writes before it must stand.
 local function became(key, fence, state, known)
   if not known or not fence then
     return
@@ -324,7 +345,8 @@ local function became(key, fence, state, known)
   end
 end
 
--- Claims the warning about the hold with this fence at this level. Returns 0 if this level or a higher one was claimed before, else 1.
+-- Claims the warning about the hold with this fence at this level. Returns 0 if this level or a
+-- higher one was claimed before, else 1.
 local function warn(key, fence, level)
   local known = redis.call('HMGET', key, 'wf', 'wl')
   local last, most = tonumber(known[1]) or 0, tonumber(known[2]) or 0
@@ -348,13 +370,15 @@ local function forget_host(skips)
   redis.call('HDEL', skips, host)
 end
 
--- Counts a skip of `host`, among the `most` hosts that skipped last. The hash `skips` maps it to "<count>:<since ms>:<last ms>:<reason>".
+-- Counts a skip of `host`, among the `most` hosts that skipped last. The hash `skips` maps it to
+-- "<count>:<since ms>:<last ms>:<reason>".
 local function skipped(skips, host, reason, most)
   local now, known = clock(), redis.call('HGET', skips, host)
   if not known and redis.call('HLEN', skips) >= tonumber(most) then
     forget_host(skips)
   end
   local count, since = string.match(known or '', '^(%d+):(%d+):')
-  redis.call('HSET', skips, host, whole((tonumber(count) or 0) + 1) .. ':' .. (since or whole(now)) .. ':' .. whole(now) .. ':' .. reason)
+  redis.call('HSET', skips, host, whole((tonumber(count) or 0) + 1) .. ':' .. (since or whole(now))
+      .. ':' .. whole(now) .. ':' .. reason)
   redis.call('PEXPIRE', skips, KEEP)
 end

@@ -9,31 +9,38 @@
 --   root      the hold that the lock was taken with
 --   detached  1 if no process stands behind the hold
 --   meta      the holder, as JSON; may be missing
---   mark      the break of the hold, as JSON; broken: the same as the end of a history entry; seen: 1 if the holder knows of the break
+--   mark      the break of the hold, as JSON; broken: the same as the end of a history entry; seen:
+--             1 if the holder knows of the break
 --   hold:ID   one for each hold: "<end ms>:<ttl ms>"
 -- The record outlives its lock, so that the history gets a hold that was never released.
 --
--- A reader's hold is a share. The lock is then a hash like Redisson's read lock, with mode "read" and the field "<owner>:1". The string
--- next to the hash tells Redisson how long the reader's lease lasts. A permit is a share too, in mode "permits", which other libraries take
--- for busy; its field "<owner>:1:permit" has its number. dlock's data on shares is in two keys. The hash `shares` has one record per owner,
--- as above but in JSON, with `kind` and, for permits, `most` and `permit`. The sorted set `ends` has, per owner, the end of its last hold.
--- A share is extended only while the lock has its field. Until its end in `ends`, a share keeps out writers and permits even if the lock
--- is gone: Redisson's watchdog may shorten the lock's TTL.
+-- A reader's hold is a share. The lock is then a hash like Redisson's read lock, with mode "read"
+-- and the field "<owner>:1". The string next to the hash tells Redisson how long the reader's lease
+-- lasts. A permit is a share too, in mode "permits", which other libraries take for busy; its field
+-- "<owner>:1:permit" has its number. dlock's data on shares is in two keys. The hash `shares` has
+-- one record per owner, as above but in JSON, with `kind` and, for permits, `most` and `permit`.
+-- The sorted set `ends` has, per owner, the end of its last hold. A share is extended only while
+-- the lock has its field. Until its end in `ends`, a share keeps out writers and permits even if
+-- the lock is gone: Redisson's watchdog may shorten the lock's TTL.
 --
--- Unfair exclusive waiters are in `queue`; a push to one common list wakes one of them. Other waiters (for a share, or fair) are in the
--- second queue, `line`. Each blocks on its own wake-up list and on one common to `line`. `fair` and `fair-readers` list the fair
--- waiters of `line`, with the same scores. The hash of waiters has two more fields per waiter. "as:<hold>" is its request: "x" for the
--- whole lock, "s" to read, "p<n>" for one of n permits. "called:<hold>" is set when a later request offers it the lock: the time of the
--- offer and the fence counter at that time.
+-- Unfair exclusive waiters are in `queue`; a push to one common list wakes one of them. Other
+-- waiters (for a share, or fair) are in the second queue, `line`. Each blocks on its own wake-up
+-- list and on one common to `line`. `fair` and `fair-readers` list the fair waiters of `line`, with
+-- the same scores. The hash of waiters has two more fields per waiter. "as:<hold>" is its request:
+-- "x" for the whole lock, "s" to read, "p<n>" for one of n permits. "called:<hold>" is set when a
+-- later request offers it the lock: the time of the offer and the fence counter at that time.
 --
--- A proxy may deliver a request late: dlock gave it up, and asked again or released over another connection. The string `late:<hold>` has the
--- number from which on the hold's requests count. A later request and the release write it, only after a request went unanswered.
+-- A proxy may deliver a request late: dlock gave it up, and asked again or released over another
+-- connection. The string `late:<hold>` has the number from which on the hold's requests count. A
+-- later request and the release write it, only after a request went unanswered.
 --
--- While a cluster moves a slot, it refuses a script of which some declared keys have moved and others have not, or don't exist. Scripts
--- that renew or release therefore declare only the lock and take the other names as arguments. A command on an undeclared key that has
--- moved fails, or finds nothing on the new server: see `assert_together`.
+-- While a cluster moves a slot, it refuses a script of which some declared keys have moved and
+-- others have not, or don't exist. Scripts that renew or release therefore declare only the lock
+-- and take the other names as arguments. A command on an undeclared key that has moved fails, or
+-- finds nothing on the new server: see `assert_together`.
 
--- The most fields that a lock with shares may have, and the most times that one reader of Redisson may have entered the lock.
+-- The most fields that a lock with shares may have, and the most times that one reader of Redisson
+-- may have entered the lock.
 local MANY, MOST_ENTERED = 10000, 1000
 
 -- Whether the hash at `lock` has `field`. False if the key is no hash; other errors are raised.
@@ -48,7 +55,8 @@ local function has_field(lock, field)
   error(reply.err)
 end
 
--- Whether a hold's request with this number comes after a later one, or after the release. Otherwise, earlier ones will be refused.
+-- Whether a hold's request with this number comes after a later one, or after the release.
+-- Otherwise, earlier ones will be refused.
 local function is_late(late, number)
   if (tonumber(redis.call('GET', late)) or 0) > number then
     return true
@@ -64,7 +72,8 @@ local function field_of(share)
   return share.owner .. (share.kind == 'permits' and ':1:permit' or ':1')
 end
 
--- Returns the key where Redisson looks for a reader's lease. dlock's readers enter once, hence the ":1".
+-- Returns the key where Redisson looks for a reader's lease. dlock's readers enter once, hence the
+-- ":1".
 local function timeout_of(lock, share)
   return '{' .. lock .. '}:' .. share.owner .. ':1:rwlock_timeout:1'
 end
@@ -104,7 +113,8 @@ end
 
 -- Saves a share that ends at `ends`. Returns the end of the last of all shares.
 local function save_share(lock, shares, ends_key, share, ends)
-  -- SET comes first, since its key may be outside the user's ACL: a refused share then leaves nothing behind.
+  -- SET comes first, since its key may be outside the user's ACL: a refused share then leaves
+  -- nothing behind.
   if share.kind == 'shared' then
     redis.call('SET', timeout_of(lock, share), '1', 'PXAT', whole(ends))
   end
@@ -116,7 +126,8 @@ local function save_share(lock, shares, ends_key, share, ends)
   return latest
 end
 
--- Keeps a lock that has shares until `ends` at least. A lock without an end (of a reader of Redisson) stays without one.
+-- Keeps a lock that has shares until `ends` at least. A lock without an end (of a reader of
+-- Redisson) stays without one.
 local function keep_lock(lock, ends)
   local present = end_of(lock)
   if present then
@@ -124,7 +135,8 @@ local function keep_lock(lock, ends)
   end
 end
 
--- Returns the values of the lock's fields except `mode`; nil unless each field is a reader's or a permit's, as `mode` says.
+-- Returns the values of the lock's fields except `mode`; nil unless each field is a reader's or a
+-- permit's, as `mode` says.
 local function values_of_shares(lock, mode)
   local count = redis.call('HLEN', lock)
   if count < 2 or count > MANY then
@@ -135,7 +147,8 @@ local function values_of_shares(lock, mode)
   for i = 1, #fields, 2 do
     if fields[i] ~= 'mode' then
       local number = tonumber(string.match(fields[i + 1], '^%d+$'))
-      if not number or mode == 'read' and number > MOST_ENTERED or not string.match(fields[i], shape) then
+      if not number or mode == 'read' and number > MOST_ENTERED
+          or not string.match(fields[i], shape) then
         return nil
       end
       values[#values + 1] = fields[i + 1]
@@ -144,8 +157,8 @@ local function values_of_shares(lock, mode)
   return values
 end
 
--- Returns the end of the last of Redisson's readers. `readers` maps a reader's field to the number of times that it entered. Nil if one
--- has no end, or if an end is unknown.
+-- Returns the end of the last of Redisson's readers. `readers` maps a reader's field to the number
+-- of times that it entered. Nil if one has no end, or if an end is unknown.
 local function end_of_readers(lock, readers)
   local latest = 0
   for field, entered in pairs(readers) do
@@ -163,8 +176,9 @@ local function end_of_readers(lock, readers)
   return latest
 end
 
--- Sets the lock's end to that of its last share, or deletes a lock without shares. Returns whether the lock is gone. A reader that released
--- or crashed must not keep the lock. A field of another owner must be a reader of Redisson; otherwise the lock stays unchanged.
+-- Sets the lock's end to that of its last share, or deletes a lock without shares. Returns whether
+-- the lock is gone. A reader that released or crashed must not keep the lock. A field of another
+-- owner must be a reader of Redisson; otherwise the lock stays unchanged.
 local function settle_lock(lock, shares, ends_key, now)
   local count = redis.call('HLEN', lock)
   if count == 0 or count > MANY then
@@ -216,7 +230,8 @@ local function drop_share(lock, shares, ends_key, share, now)
   return settle_lock(lock, shares, ends_key, now)
 end
 
--- Finds the hold with this fence. Returns its record and whether the record is a share; nil if there is none or a newer dlock wrote it.
+-- Finds the hold with this fence. Returns its record and whether the record is a share; nil if
+-- there is none or a newer dlock wrote it.
 local function hold_with(fence, lock, record, shares)
   if record.fence == fence and record.owner and has_field(lock, record.owner .. ':1:write') then
     return record, false
@@ -235,8 +250,8 @@ local function hold_with(fence, lock, record, shares)
   end
 end
 
--- Writes shares that expired unreleased to the history and removes them from the lock. Returns whether there were any. Never fails: the
--- writes before it must stand.
+-- Writes shares that expired unreleased to the history and removes them from the lock. Returns
+-- whether there were any. Never fails: the writes before it must stand.
 local function sweep(lock, shares, ends_key, runs, bad, now)
   local owners = redis.pcall('ZRANGEBYSCORE', ends_key, '-inf', whole(now), 'LIMIT', 0, 1000)
   for _, owner in ipairs(owners.err and {} or owners) do
@@ -251,8 +266,8 @@ local function sweep(lock, shares, ends_key, runs, bad, now)
   return not owners.err and #owners > 0
 end
 
--- Returns up to 32 shares as JSON, enough to name holders. An ended share is included while the lock still has its field: without
--- its share, the field would look foreign.
+-- Returns up to 32 shares as JSON, enough to name holders. An ended share is included while the
+-- lock still has its field: without its share, the field would look foreign.
 local function some_shares(shares, ends_key)
   local owners = redis.pcall('ZRANGE', ends_key, 0, 31, 'REV')
   if owners.err or #owners == 0 then
@@ -273,7 +288,8 @@ local function join_line(line, fair, fair_readers, waiters, hold, who, now, us, 
   return place
 end
 
--- Returns a waiter's position: its position in its own queue plus the earlier waiters of the other queue.
+-- Returns a waiter's position: its position in its own queue plus the earlier waiters of the other
+-- queue.
 local function place_of(place, mine, other, hold)
   if place == 0 or redis.pcall('EXISTS', other) ~= 1 then
     return place
@@ -290,7 +306,8 @@ local function leave_line(line, fair, fair_readers, waiters, hold)
   redis.pcall('HDEL', waiters, 'as:' .. hold)
 end
 
--- Pushes a wake-up to a list, which holds at most one. Never fails: the writes before it must stand.
+-- Pushes a wake-up to a list, which holds at most one. Never fails: the writes before it must
+-- stand.
 local function push(wake)
   local count = redis.pcall('LPUSH', wake, '1')
   if type(count) == 'number' then
@@ -301,8 +318,8 @@ local function push(wake)
   end
 end
 
--- Wakes the first waiter of `line`. The first may be dead, so a push to the list `any` also wakes the waiter that has blocked longest.
--- A waiter that is granted a share wakes the next.
+-- Wakes the first waiter of `line`. The first may be dead, so a push to the list `any` also wakes
+-- the waiter that has blocked longest. A waiter that is granted a share wakes the next.
 local function wake_line(line, prefix, any)
   local first = redis.pcall('ZRANGE', line, 0, 1)
   if not first.err and #first > 0 then
@@ -325,12 +342,13 @@ local function has_room(lock, as)
   return mode == 'read' and as == 's'
 end
 
--- FRONT: the most earlier waiters that are examined. In ms: HEAR, how long the first alone has the offer; TURN, how long an offered
--- waiter has to take the lock; GONE, the silence after which a waiter counts as dead.
+-- FRONT: the most earlier waiters that are examined. In ms: HEAR, how long the first alone has the
+-- offer; TURN, how long an offered waiter has to take the lock; GONE, the silence after which a
+-- waiter counts as dead.
 local FRONT, HEAR, TURN, GONE = 100, 200, 1000, 15000
 
--- Returns the earlier waiters that go before a request `as`, in order of arrival. For a reader: unfair exclusive waiters, and fair
--- waiters except readers. For any other request: fair waiters.
+-- Returns the earlier waiters that go before a request `as`, in order of arrival. For a reader:
+-- unfair exclusive waiters, and fair waiters except readers. For any other request: fair waiters.
 local function in_front(queue, waiters, fair, fair_readers, as, before)
   local front, fields = {}, {}
   for _, key in ipairs(as == 's' and { queue, fair } or { fair, fair_readers }) do
@@ -344,7 +362,8 @@ local function in_front(queue, waiters, fair, fair_readers, as, before)
   end
   table.sort(front, function(a, b) return a.since < b.since end)
   for i, one in ipairs(front) do
-    fields[3 * i - 2], fields[3 * i - 1], fields[3 * i] = one.hold, 'as:' .. one.hold, 'called:' .. one.hold
+    fields[3 * i - 2], fields[3 * i - 1], fields[3 * i] = one.hold, 'as:' .. one.hold, 'called:'
+        .. one.hold
   end
   local said = redis.call('HMGET', waiters, unpack(fields))
   for i, one in ipairs(front) do
@@ -356,12 +375,15 @@ local function in_front(queue, waiters, fair, fair_readers, as, before)
   return front
 end
 
--- Returns for how many more ms a request `as` must let an earlier waiter go first, or nil. The lock must have room for the request.
+-- Returns for how many more ms a request `as` must let an earlier waiter go first, or nil. The lock
+-- must have room for the request.
 --
--- Worst case: the earlier waiters have died. The first has one second from its offer. The waiters behind it get their offers soon after
--- and have the same second. A waiter that misses its offer loses its position; one without room loses it after 15 s of silence.
--- An offer counts only until the next grant (the fence counter shows it) or until the offered waiter asks again.
-local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us, prefix, wake)
+-- Worst case: the earlier waiters have died. The first has one second from its offer. The waiters
+-- behind it get their offers soon after and have the same second. A waiter that misses its offer
+-- loses its position; one without room loses it after 15 s of silence. An offer counts only until
+-- the next grant (the fence counter shows it) or until the offered waiter asks again.
+local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us,
+    prefix, wake)
   local mine = redis.call('ZSCORE', line, hold) or redis.call('ZSCORE', queue, hold)
   local front = in_front(queue, waiters, fair, fair_readers, as, '(' .. (mine or whole(us)))
   if #front == 0 then
@@ -369,7 +391,8 @@ local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, 
   end
   local most = tonumber(string.match(as, '^p(%d+)$'))
   local free = most and math.min(most - math.max(redis.call('HLEN', lock) - 1, 0), FRONT) or 0
-  -- Whether all waiters from the nth on want permits and there is room for them and this request: their order then doesn't matter.
+  -- Whether all waiters from the nth on want permits and there is room for them and this request:
+  -- their order then doesn't matter.
   local function alike(nth)
     local all = #front - nth + 1 < free
     for i = nth, #front do
@@ -397,7 +420,8 @@ local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, 
         call(one)
       end
       left = one.called + TURN - now
-    elseif left > 0 and room and one.seen < first.called and (not is_called or one.called < first.called) then
+    elseif left > 0 and room and one.seen < first.called
+        and (not is_called or one.called < first.called) then
       call(one)
     end
     if left <= 0 then
@@ -415,7 +439,8 @@ local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, 
   return held
 end
 
--- Returns the next fence; nil beyond 2^53. Never below the time in us, so that a server that lost its data repeats no fence.
+-- Returns the next fence; nil beyond 2^53. Never below the time in us, so that a server that lost
+-- its data repeats no fence.
 local function next_fence(counter, us)
   local fence = redis.call('INCR', counter)
   if fence < us then
@@ -425,17 +450,20 @@ local function next_fence(counter, us)
   return fence < 9007199254740992 and whole(fence) or nil
 end
 
--- Pushes a wake-up if `queue` exists; the list keeps at most one. Never fails: the writes before it must stand.
+-- Pushes a wake-up if `queue` exists; the list keeps at most one. Never fails: the writes before it
+-- must stand.
 local function wake_one(queue, wake)
   if redis.pcall('EXISTS', queue) == 1 then
     push(wake)
   end
 end
 
--- Wakes the waiters of Redisson's plain, read-write and fair lock. The first three waiters in the fair lock's queue listen each on its own
--- channel. In a cluster, Redisson listens on the node of the channel's slot (sharded, Redis 7 on) or on any node.
+-- Wakes the waiters of Redisson's plain, read-write and fair lock. The first three waiters in the
+-- fair lock's queue listen each on its own channel. In a cluster, Redisson listens on the node of
+-- the channel's slot (sharded, Redis 7 on) or on any node.
 local function tell_redisson(channel, rw_channel, fair_queue, in_cluster)
-  local told, first = { { channel, '0' }, { rw_channel, '1' } }, redis.pcall('LRANGE', fair_queue, 0, 2)
+  local told, first = { { channel, '0' }, { rw_channel, '1' } },
+      redis.pcall('LRANGE', fair_queue, 0, 2)
   for _, waiter in ipairs(first.err and {} or first) do
     told[#told + 1] = { channel .. ':' .. waiter, '0' }
   end

@@ -1,24 +1,26 @@
 -- Releases a hold; the last one frees the lock and wakes one waiter.
 --
 -- KEYS  1 lock
--- ARGV  1 owner  2 hold  3 "1": also the holds nested in this one
---       4 channel of the waiters for Redisson's plain lock  5 channel for its read-write lock  6 queue of its fair lock
---       7 "1": in a cluster
---       8 the outcome, as the end of a history entry, or "" to record nothing  9 "1": it failed
---       10 the outcome for the run record, or ""  11 prefix of the wake-up lists of `line`
---       12 record  13 queue  14 wake-up list  15 runs  16 runs that ended badly  17 starts  18 shares  19 their ends  20 line
---       21 the common wake-up list of `line`
+-- ARGV  1 owner   2 hold   3 "1": also the holds nested in this one
+--       4 channel of the waiters for Redisson's plain lock   5 channel for its read-write lock
+--       6 queue of its fair lock   7 "1": in a cluster
+--       8 the outcome, as the end of a history entry, or "" to record nothing   9 "1": it failed
+--       10 the outcome for the run record, or ""   11 prefix of the wake-up lists of `line`
+--       12 record   13 queue   14 wake-up list   15 runs   16 runs that ended badly   17 starts
+--       18 shares   19 their ends   20 line   21 the common wake-up list of `line`
 --       22 and 23, if requests of this hold went unanswered: its string `late`, and the number below which its requests are refused
 -- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
 --
--- Worst cases: the lock was deleted and another owner took it (the owner's field is gone: nothing is changed);
--- memory, or the right to publish or push, is missing (DEL comes first, and no later failure undoes it).
+-- Worst cases: the lock was deleted and another owner took it (the owner's field is gone: nothing
+-- is changed); memory, or the right to publish or push, is missing (DEL comes first, and no later
+-- failure undoes it).
 
 local lock, record_key, starts, shares, ends_key = KEYS[1], ARGV[12], ARGV[17], ARGV[18], ARGV[19]
 local owner, hold = ARGV[1], ARGV[2]
 
 if ARGV[22] then
-  -- A server that is out of memory refuses a script's first write only. HDEL is allowed then, and changes nothing.
+  -- A server that is out of memory refuses a script's first write only. HDEL is allowed then, and
+  -- changes nothing.
   redis.pcall('HDEL', lock, '')
   redis.pcall('SET', ARGV[22], ARGV[23], 'PX', LATE)
 end
@@ -48,7 +50,8 @@ local others, latest = other_holds(record, hold, now)
 local start = known_start(starts, ARGV[10])
 if share and others > 0 and not whole_tree then
   share['hold:' .. hold] = nil
-  -- A server that is out of memory refuses a script's first write only. PEXPIREAT is allowed then, so it comes first.
+  -- A server that is out of memory refuses a script's first write only. PEXPIREAT is allowed then,
+  -- so it comes first.
   redis.call('PEXPIREAT', ends_key, whole(latest + KEEP))
   save_share(lock, shares, ends_key, share, latest)
   -- The rest of the share lasts as long as its own holds, as below.
@@ -57,7 +60,8 @@ if share and others > 0 and not whole_tree then
 end
 if others > 0 and not whole_tree then
   redis.call('HDEL', record_key, 'hold:' .. hold)
-  -- The lock now lasts as long as the remaining holds: a killed inner hold must not keep the outer hold's TTL.
+  -- The lock now lasts as long as the remaining holds: a killed inner hold must not keep the outer
+  -- hold's TTL.
   redis.call('PEXPIREAT', lock, whole(latest))
   redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
   became(starts, record.fence, ARGV[10], start)

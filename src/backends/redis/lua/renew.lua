@@ -1,14 +1,15 @@
 -- Extends a hold. Never creates one, and never moves the end of the hold or of the lock backwards.
 --
 -- KEYS  1 lock
--- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the TTL that the hold was taken with
+-- ARGV  1 owner   2 hold   3 ttl in ms, or "" for the TTL that the hold was taken with
 --       4 "go-on": refuse a hold marked for a break; "stop": extend it too, the holder has seen the mark; "look": likewise, not seen
---       5 record  6 shares  7 their ends
--- Reply {"renewed", ttl, fence} | {"shorter", ms left} | {"broken", mark, "1" if its holder has seen it} | {"not-held"} | {"layout", version}
+--       5 record   6 shares   7 their ends
+-- Reply {"renewed", ttl, fence} | {"shorter", ms left} | {"broken", mark, "1" if its holder has
+--       seen it} | {"not-held"} | {"layout", version}
 --
--- Worst cases: the hold ended while the request was on its way (its own end shows it, even if the lock lasts longer);
--- the server is out of memory (it allows PEXPIREAT, and lets a script that has written go on writing,
--- so PEXPIREAT comes first even if the lock already lasts longer).
+-- Worst cases: the hold ended while the request was on its way (its own end shows it, even if the
+-- lock lasts longer); the server is out of memory (it allows PEXPIREAT, and lets a script that has
+-- written go on writing, so PEXPIREAT comes first even if the lock already lasts longer).
 
 local lock, record_key, shares, ends_key = KEYS[1], ARGV[5], ARGV[6], ARGV[7]
 local owner, hold = ARGV[1], ARGV[2]
@@ -60,6 +61,8 @@ end
 local latest = math.max(ends, end_of(lock) or 0)
 redis.call('PEXPIREAT', lock, whole(latest))
 redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
--- HSET only overwrites existing fields. If it failed, the caller would get the error and not rely on the new end.
-redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. whole(taken_with), 'renewed', whole(now))
+-- HSET only overwrites existing fields. If it failed, the caller would get the error and not rely
+-- on the new end.
+redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. whole(taken_with), 'renewed',
+    whole(now))
 return { 'renewed', ttl, record.fence }

@@ -1,24 +1,34 @@
--- Takes a share of the lock, as a reader or as a permit; reenters it for its owner, or reports the holders and joins `line`.
+-- Takes a share of the lock, as a reader or as a permit; reenters it for its owner, or reports the
+-- holders and joins `line`.
 --
 -- KEYS  as in acquire.lua
--- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": only reenter the owner's hold  5 "1": join `line` if busy
---       6 "1": this hold may be in `line`  7 "1": detached  8 metadata as JSON, or ""
---       9 the number of permits, or "" for a reader  10 prefix of the wake-up lists of `line`
---       11 "1": in fair order  12 the common wake-up list of `line`  13 that of the queue  14 the request's number, for `is_late`
--- Reply as acquire.lua, but {"granted", fence, holds, number of the permit or -1}, and "busy" ends with the ms until there may be room:
---       kept for an earlier waiter, until the last share of a lost lock ends, or until the first permit ends; or 0.
---       {"otherwise", kind}: the owner holds the lock in another mode, "exclusive", "shared" or "permits".
+-- ARGV  1 owner   2 hold   3 ttl in ms   4 "1": only reenter the owner's hold
+--       5 "1": join `line` if busy   6 "1": this hold may be in `line`   7 "1": detached
+--       8 metadata as JSON, or ""   9 the number of permits, or "" for a reader
+--       10 prefix of the wake-up lists of `line`   11 "1": in fair order
+--       12 the common wake-up list of `line`   13 that of the queue
+--       14 the request's number, for `is_late`
+-- Reply as acquire.lua, but {"granted", fence, holds, number of the permit or -1}, and "busy" ends
+--       with the ms until there may be room:
+--       kept for an earlier waiter, until the last share of a lost lock ends, or until the first
+--       permit ends; or 0.
+--       {"otherwise", kind}: the owner holds the lock in another mode, "exclusive", "shared" or
+--        "permits".
 --
 -- Worst cases, in addition to those of acquire.lua:
--- - A reader crashed. Its share ends at its own end, whatever the lock's TTL is; the next request removes and archives it. The lock never
---   ends before a share; after a release it ends exactly with its last share. So a lock with only crashed readers ends with the last.
--- - Readers arrive in a stream. A waiting exclusive request blocks later readers; once the last reader has left, the writer has one second
---   to take the lock (`held_up`).
--- - Redisson's readers hold the lock too. Their TTL is never shortened. If their lock has no TTL, it stays without one.
--- - Redisson's watchdog, or a forced unlock, deleted the lock under dlock's readers. The next reader recreates it, to the end of the last
---   share; until then no permit is granted. A hash with fields that are not readers' or permits' is left unchanged.
--- - The number of permits was changed. Current holds stay. There is room once fewer permits are held than the request's number, and then a
---   permit number below it is free, since all held numbers differ.
+-- - A reader crashed. Its share ends at its own end, whatever the lock's TTL is; the next request
+--   removes and archives it. The lock never ends before a share; after a release it ends exactly
+--   with its last share. So a lock with only crashed readers ends with the last.
+-- - Readers arrive in a stream. A waiting exclusive request blocks later readers; once the last
+--   reader has left, the writer has one second to take the lock (`held_up`).
+-- - Redisson's readers hold the lock too. Their TTL is never shortened. If their lock has no TTL,
+--   it stays without one.
+-- - Redisson's watchdog, or a forced unlock, deleted the lock under dlock's readers. The next
+--   reader recreates it, to the end of the last share; until then no permit is granted. A hash with
+--   fields that are not readers' or permits' is left unchanged.
+-- - The number of permits was changed. Current holds stay. There is room once fewer permits are
+--   held than the request's number, and then a permit number below it is free, since all held
+--   numbers differ.
 
 local lock, counter, queue, waiters, starts = KEYS[1], KEYS[2], KEYS[4], KEYS[5], KEYS[8]
 local runs, bad, shares, ends_key, line = KEYS[6], KEYS[7], KEYS[9], KEYS[10], KEYS[11]
@@ -36,7 +46,8 @@ end
 if is_late(KEYS[14], tonumber(ARGV[14])) then
   return { 'late' }
 end
--- The reply for a busy lock needs HRANDFIELD. Redis 6.0, which lacks it, is refused before any write.
+-- The reply for a busy lock needs HRANDFIELD. Redis 6.0, which lacks it, is refused before any
+-- write.
 local able = kind == 'none' and redis.pcall('HRANDFIELD', lock)
 if able then
   return able
@@ -89,7 +100,8 @@ end
 local room
 if kind == 'none' then
   local last, whose = last_end(ends_key)
-  local other = last > now and (share_from(redis.call('HGET', shares, whose)) or { kind = 'permits' })
+  local other = last > now and (share_from(redis.call('HGET', shares, whose))
+      or { kind = 'permits' })
   room = not other and most ~= 0 or other and not most and other.kind == 'shared'
 elseif most then
   room = mode == 'permits' and #values < most
@@ -102,11 +114,13 @@ if room then
   if refused then
     return proven(lock, refused)
   end
-  left = held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us, ARGV[10], ARGV[13]) or 0
+  left = held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us,
+      ARGV[10], ARGV[13]) or 0
 end
 if not room or left > 0 then
   local record, flat = read_record(KEYS[3])
-  if is_newer(record) and mode == 'write' and (not record.owner or has_field(lock, record.owner .. ':1:write')) then
+  if is_newer(record) and mode == 'write' and (not record.owner or has_field(lock, record.owner
+      .. ':1:write')) then
     return { 'layout', record.v }
   end
   if left == 0 and kind == 'none' then
@@ -117,9 +131,11 @@ if not room or left > 0 then
     left = first[2] and math.max(tonumber(first[2]) - now, 1) or 0
   end
   local fields = kind == 'hash' and redis.call('HRANDFIELD', lock, 16, 'WITHVALUES') or {}
-  local place = join and join_line(line, fair, fair_readers, waiters, hold, ARGV[8], now, us, ARGV[11] == '1' and as or '') or 0
+  local place = join and join_line(line, fair, fair_readers, waiters, hold, ARGV[8], now, us,
+      ARGV[11] == '1' and as or '') or 0
   place = place_of(place, line, queue, hold)
-  return proven(lock, { 'busy', now, redis.call('PTTL', lock), fields, flat, place, some_shares(shares, ends_key), left })
+  return proven(lock, { 'busy', now, redis.call('PTTL', lock), fields, flat, place,
+      some_shares(shares, ends_key), left })
 end
 
 local fence = next_fence(counter, us)
@@ -127,7 +143,8 @@ if not fence then
   return redis.error_reply('FENCE the counter is beyond 2^53')
 end
 share = {
-  v = MAJOR .. '.1', owner = owner, kind = most and 'permits' or 'shared', fence = fence, since = whole(now), renewed = whole(now),
+  v = MAJOR .. '.1', owner = owner, kind = most and 'permits' or 'shared', fence = fence,
+      since = whole(now), renewed = whole(now),
   root = hold, detached = ARGV[7], ['hold:' .. hold] = whole(ends) .. ':' .. ARGV[3],
 }
 if ARGV[8] ~= '' then
@@ -154,7 +171,8 @@ end
 if queued then
   leave_line(line, fair, fair_readers, waiters, hold)
 end
--- If no permit is left, wake only the first waiter: it may have asked for a larger number of permits.
+-- If no permit is left, wake only the first waiter: it may have asked for a larger number of
+-- permits.
 local is_full = most and values and #values + 1 >= most
 wake_line(line, ARGV[10], not is_full and ARGV[12] or nil)
 return { 'granted', fence, 1, tonumber(share.permit) or -1 }

@@ -33,7 +33,12 @@ impl TestServer {
         let port = ports::free();
         let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
         let process = spawn(port, &folder, &arguments);
-        Self { process, port, folder, arguments }
+        Self {
+            process,
+            port,
+            folder,
+            arguments,
+        }
     }
 
     /// Restarts the server without its data.
@@ -63,14 +68,21 @@ impl TestServer {
 
     /// Returns the names of all keys that have not expired.
     pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> =
-            self.raw(&["KEYS", "*"]).lines().filter(|line| !line.starts_with(['*', '$'])).map(Into::into).collect();
+        let mut names: Vec<String> = self
+            .raw(&["KEYS", "*"])
+            .lines()
+            .filter(|line| !line.starts_with(['*', '$']))
+            .map(Into::into)
+            .collect();
         names.sort();
         names
     }
 
     pub fn options(&self) -> RedisOptions {
-        RedisOptions::new(RedisServer::Tcp { host: "127.0.0.1".into(), port: self.port })
+        RedisOptions::new(RedisServer::Tcp {
+            host: "127.0.0.1".into(),
+            port: self.port,
+        })
     }
 
     pub fn backend(&self) -> Redis {
@@ -78,33 +90,49 @@ impl TestServer {
     }
 
     pub fn in_namespace(&self, namespace: &str) -> Redis {
-        Redis::new(RedisOptions { namespace: Namespace::new(namespace).unwrap(), ..self.options() })
+        Redis::new(RedisOptions {
+            namespace: Namespace::new(namespace).unwrap(),
+            ..self.options()
+        })
     }
 
     /// Returns the raw reply to one command.
     pub fn raw(&self, words: &[&str]) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
         let mut call = redis::cmd(words[0]);
         call.arg(&words[1..]);
         stream.write_all(&call.get_packed_command()).unwrap();
         stream.write_all(b"*1\r\n$4\r\nQUIT\r\n").unwrap();
         let mut reply = String::new();
         stream.read_to_string(&mut reply).unwrap();
-        reply.strip_suffix("+OK\r\n").unwrap_or(&reply).trim_end().to_owned()
+        reply
+            .strip_suffix("+OK\r\n")
+            .unwrap_or(&reply)
+            .trim_end()
+            .to_owned()
     }
 
     /// Returns the numeric reply to one command.
     pub fn number(&self, words: &[&str]) -> i64 {
         let reply = self.raw(words);
-        reply.trim_start_matches(':').parse().unwrap_or_else(|_| panic!("{words:?}: {reply}"))
+        reply
+            .trim_start_matches(':')
+            .parse()
+            .unwrap_or_else(|_| panic!("{words:?}: {reply}"))
     }
 
-    /// Returns how many commands the server has run, including those in scripts, without the tests' own queries.
+    /// Returns how many commands the server has run, including those in scripts, without the tests'
+    /// own queries.
     pub fn commands(&self) -> Vec<(String, u64)> {
         let stats = self.raw(&["INFO", "commandstats"]);
         let mut counts = Vec::new();
-        for line in stats.lines().filter_map(|line| line.strip_prefix("cmdstat_")) {
+        for line in stats
+            .lines()
+            .filter_map(|line| line.strip_prefix("cmdstat_"))
+        {
             let (name, rest) = line.split_once(":calls=").unwrap();
             let calls = rest.split(',').next().unwrap().parse().unwrap();
             if !["info", "quit", "config|resetstat"].contains(&name) {
@@ -123,9 +151,23 @@ impl Drop for TestServer {
 
 fn spawn(port: u16, folder: &TempDir, arguments: &[String]) -> Child {
     let mut command = Command::new("redis-server");
-    command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
+    command.args([
+        "--port",
+        &port.to_string(),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--dir",
+    ]);
     command.arg(folder.path()).args(arguments);
-    let mut process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("redis-server is installed");
+    let mut process = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("redis-server is installed");
     for _ in 0..500 {
         if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port))
             && stream.write_all(b"PING\r\n").is_ok()
@@ -152,12 +194,19 @@ pub fn request(name: &str) -> Request {
 }
 
 pub fn waiting(name: &str) -> Request {
-    Request { waiting: true, ..request(name) }
+    Request {
+        waiting: true,
+        ..request(name)
+    }
 }
 
 /// Returns a request to enter the hold of `outer`.
 pub fn nested(outer: &Request) -> Request {
-    Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() }
+    Request {
+        token: outer.token.nested(),
+        entry: Entry::Reenter,
+        ..outer.clone()
+    }
 }
 
 pub async fn granted(backend: &mut Redis, request: &Request) -> Grant {

@@ -3,12 +3,17 @@
 use std::time::Duration;
 
 use super::server::{TestServer, busy, granted, key, nested, pause, request, ttl};
-use crate::lock::{Amendment, Attempt, Backend as _, Break, Kind, Mode, Release, Renewal, Request, Scope};
+use crate::lock::{
+    Amendment, Attempt, Backend as _, Break, Kind, Mode, Release, Renewal, Request, Scope,
+};
 
 const REDISSON: &str = "6f3f1e1e-0c5d-4d0e-a3f7-1c7b6a1f0001:42";
 
 fn reader(name: &str) -> Request {
-    Request { mode: Mode::Shared, ..request(name) }
+    Request {
+        mode: Mode::Shared,
+        ..request(name)
+    }
 }
 
 /// The key in which Redisson stores how long a reader lasts.
@@ -31,15 +36,33 @@ async fn a_reader_has_redissons_layout() {
     let ours = reader("job");
     granted(&mut a, &ours).await;
     let who = format!("{}:1", ours.token.owner);
-    assert_eq!(server.raw(&["HGET", "dlock:job", "mode"]), "$4\r\nread", "Redisson's readers join, its writers don't");
+    assert_eq!(
+        server.raw(&["HGET", "dlock:job", "mode"]),
+        "$4\r\nread",
+        "Redisson's readers join, its writers don't"
+    );
     assert_eq!(server.raw(&["HGET", "dlock:job", &who]), "$1\r\n1");
     assert_eq!(server.number(&["HLEN", "dlock:job"]), 2);
-    let (lasts, lock) = (server.number(&["PTTL", &timeout_of(&who)]), server.number(&["PTTL", "dlock:job"]));
+    let (lasts, lock) = (
+        server.number(&["PTTL", &timeout_of(&who)]),
+        server.number(&["PTTL", "dlock:job"]),
+    );
     assert!(lasts > 0 && (lasts - lock).abs() < 50, "{lasts} {lock}");
-    assert!(matches!(a.renew(&ours.key, &ours.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
+    assert!(matches!(
+        a.renew(&ours.key, &ours.token, None.into()).await.unwrap(),
+        Renewal::Renewed { .. }
+    ));
     assert!(server.number(&["PTTL", &timeout_of(&who)]) >= lasts - 50);
-    assert_eq!(a.release(&ours.key, &ours.token, &Scope::Tree.into()).await.unwrap(), Release::Released);
-    assert_eq!(server.number(&["EXISTS", "dlock:job", &timeout_of(&who)]), 0);
+    assert_eq!(
+        a.release(&ours.key, &ours.token, &Scope::Tree.into())
+            .await
+            .unwrap(),
+        Release::Released
+    );
+    assert_eq!(
+        server.number(&["EXISTS", "dlock:job", &timeout_of(&who)]),
+        0
+    );
 }
 
 #[tokio::test]
@@ -50,20 +73,39 @@ async fn our_readers_and_redissons_coexist_and_end_independently() {
     let ours = reader("job");
     granted(&mut a, &ours).await;
     let state = a.inspect(&key("job")).await.unwrap();
-    assert_eq!(state.holders.iter().filter(|holder| holder.foreign).count(), 1, "{state:?}");
-    assert!(state.holders.len() == 2 && state.holders.iter().all(|holder| holder.mode == Mode::Shared), "{state:?}");
+    assert_eq!(
+        state.holders.iter().filter(|holder| holder.foreign).count(),
+        1,
+        "{state:?}"
+    );
+    assert!(
+        state.holders.len() == 2
+            && state
+                .holders
+                .iter()
+                .all(|holder| holder.mode == Mode::Shared),
+        "{state:?}"
+    );
     assert_eq!(busy(&mut b, &request("job")).await.holders.len(), 2);
-    let [of_the_lock, of_theirs] = ["dlock:job", &timeout_of(REDISSON)].map(|name| server.number(&["PEXPIRETIME", name]));
+    let [of_the_lock, of_theirs] =
+        ["dlock:job", &timeout_of(REDISSON)].map(|name| server.number(&["PEXPIRETIME", name]));
     assert!(of_the_lock >= of_theirs, "{of_the_lock} {of_theirs}");
-    a.release(&ours.key, &ours.token, &Scope::Tree.into()).await.unwrap();
+    a.release(&ours.key, &ours.token, &Scope::Tree.into())
+        .await
+        .unwrap();
     let left = server.number(&["PTTL", "dlock:job"]);
-    assert!((19_000..=20_000).contains(&left), "Redisson's reader is left with its own expiry: {left}");
+    assert!(
+        (19_000..=20_000).contains(&left),
+        "Redisson's reader is left with its own expiry: {left}"
+    );
     assert!(busy(&mut b, &request("job")).await.holders[0].foreign);
     // A crashed reader blocks no other request beyond its own lease.
     server.raw(&["DEL", &timeout_of(REDISSON)]);
     let again = reader("job");
     granted(&mut a, &again).await;
-    a.release(&again.key, &again.token, &Scope::Tree.into()).await.unwrap();
+    a.release(&again.key, &again.token, &Scope::Tree.into())
+        .await
+        .unwrap();
     granted(&mut b, &request("job")).await;
 }
 
@@ -75,30 +117,69 @@ async fn a_redisson_reader_without_an_expiry_keeps_the_lock_without_one() {
     let ours = reader("job");
     granted(&mut a, &ours).await;
     assert_eq!(server.number(&["PTTL", "dlock:job"]), -1);
-    assert!(matches!(a.renew(&ours.key, &ours.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
+    assert!(matches!(
+        a.renew(&ours.key, &ours.token, None.into()).await.unwrap(),
+        Renewal::Renewed { .. }
+    ));
     assert_eq!(server.number(&["PTTL", "dlock:job"]), -1);
-    a.release(&ours.key, &ours.token, &Scope::Tree.into()).await.unwrap();
-    assert_eq!((server.number(&["PTTL", "dlock:job"]), server.number(&["HLEN", "dlock:job"])), (-1, 2));
+    a.release(&ours.key, &ours.token, &Scope::Tree.into())
+        .await
+        .unwrap();
+    assert_eq!(
+        (
+            server.number(&["PTTL", "dlock:job"]),
+            server.number(&["HLEN", "dlock:job"])
+        ),
+        (-1, 2)
+    );
 }
 
 #[tokio::test]
 async fn shares_are_busy_under_another_mode() {
     let server = TestServer::start();
     let mut a = server.backend();
-    for fields in [vec![REDISSON, "2"], vec!["mode", "write", &format!("{REDISSON}:write"), "1"]] {
+    for fields in [
+        vec![REDISSON, "2"],
+        vec!["mode", "write", &format!("{REDISSON}:write"), "1"],
+    ] {
         server.raw(&["DEL", "dlock:job"]);
         server.raw(&[&["HSET", "dlock:job"], &fields[..]].concat());
         for mode in [Mode::Shared, Mode::Permits(3)] {
-            let busy = busy(&mut a, &Request { mode, ..request("job") }).await;
+            let busy = busy(
+                &mut a,
+                &Request {
+                    mode,
+                    ..request("job")
+                },
+            )
+            .await;
             assert!(busy.holders[0].foreign && !busy.notifies, "{busy:?}");
         }
     }
     server.raw(&["DEL", "dlock:job"]);
     redisson_reads(&server, 20_000);
-    busy(&mut a, &Request { mode: Mode::Permits(3), ..request("job") }).await;
+    busy(
+        &mut a,
+        &Request {
+            mode: Mode::Permits(3),
+            ..request("job")
+        },
+    )
+    .await;
     server.raw(&["DEL", "dlock:job"]);
-    granted(&mut a, &Request { mode: Mode::Permits(3), ..request("job") }).await;
-    assert_eq!(server.raw(&["HGET", "dlock:job", "mode"]), "$7\r\npermits", "neither read nor write");
+    granted(
+        &mut a,
+        &Request {
+            mode: Mode::Permits(3),
+            ..request("job")
+        },
+    )
+    .await;
+    assert_eq!(
+        server.raw(&["HGET", "dlock:job", "mode"]),
+        "$7\r\npermits",
+        "neither read nor write"
+    );
 }
 
 #[tokio::test]
@@ -106,15 +187,32 @@ async fn a_released_share_leaves_only_its_history() {
     let server = TestServer::start();
     let mut a = server.backend();
     for mode in [Mode::Shared, Mode::Permits(3)] {
-        let one = Request { mode, ..request("job") };
+        let one = Request {
+            mode,
+            ..request("job")
+        };
         granted(&mut a, &one).await;
-        a.release(&one.key, &one.token, &Scope::Tree.into()).await.unwrap();
-        let sides = ["shares", "ends", "line", "queue", "waiters", "wake"].map(|side| format!("dlock:{{dlock:job}}:{side}"));
-        assert_eq!(server.number(&[&["EXISTS", "dlock:job"], &sides.each_ref().map(String::as_str)[..]].concat()), 0, "{mode:?}");
+        a.release(&one.key, &one.token, &Scope::Tree.into())
+            .await
+            .unwrap();
+        let sides = ["shares", "ends", "line", "queue", "waiters", "wake"]
+            .map(|side| format!("dlock:{{dlock:job}}:{side}"));
+        assert_eq!(
+            server.number(
+                &[
+                    &["EXISTS", "dlock:job"],
+                    &sides.each_ref().map(String::as_str)[..]
+                ]
+                .concat()
+            ),
+            0,
+            "{mode:?}"
+        );
     }
 }
 
-/// Redisson's watchdog sets the expiry of the whole lock to its reader's, and its forced unlock deletes the lock.
+/// Redisson's watchdog sets the expiry of the whole lock to its reader's, and its forced unlock
+/// deletes the lock.
 #[tokio::test]
 async fn readers_keep_a_lock_that_redisson_cut_or_deleted() {
     let server = TestServer::start();
@@ -126,19 +224,47 @@ async fn readers_keep_a_lock_that_redisson_cut_or_deleted() {
     pause(20).await;
     assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0);
     for mode in [Mode::Exclusive, Mode::Permits(2)] {
-        let busy = busy(&mut b, &Request { mode, ..writer.clone() }).await;
-        assert!(busy.expires_in.unwrap() > Duration::from_secs(8) && !busy.transient, "{busy:?}");
-        assert!(busy.holders.len() == 1 && busy.holders[0].mode == Mode::Shared && !busy.holders[0].foreign, "{busy:?}");
+        let busy = busy(
+            &mut b,
+            &Request {
+                mode,
+                ..writer.clone()
+            },
+        )
+        .await;
+        assert!(
+            busy.expires_in.unwrap() > Duration::from_secs(8) && !busy.transient,
+            "{busy:?}"
+        );
+        assert!(
+            busy.holders.len() == 1
+                && busy.holders[0].mode == Mode::Shared
+                && !busy.holders[0].foreign,
+            "{busy:?}"
+        );
     }
     assert_eq!(b.inspect(&key("job")).await.unwrap().holders.len(), 1);
     // Another reader creates the lock again, with an expiry after all readers' ends.
-    let short = Request { ttl: ttl(1000), ..reader("job") };
+    let short = Request {
+        ttl: ttl(1000),
+        ..reader("job")
+    };
     granted(&mut b, &short).await;
     assert!(server.number(&["PTTL", "dlock:job"]) > 8_000);
-    b.release(&short.key, &short.token, &Scope::Tree.into()).await.unwrap();
+    b.release(&short.key, &short.token, &Scope::Tree.into())
+        .await
+        .unwrap();
     busy(&mut b, &writer).await;
-    let mark = Break { by: "ana".into(), why: None, seen: false };
-    assert!(b.amend(&key("job"), Amendment::Evict(fence, &mark)).await.unwrap());
+    let mark = Break {
+        by: "ana".into(),
+        why: None,
+        seen: false,
+    };
+    assert!(
+        b.amend(&key("job"), Amendment::Evict(fence, &mark))
+            .await
+            .unwrap()
+    );
     granted(&mut b, &writer).await;
 }
 
@@ -148,18 +274,29 @@ async fn a_redisson_reader_is_distinguished_from_ours_by_its_name() {
     let mut a = server.backend();
     // More expired readers than one script removes at a time, from a host that died.
     for _ in 0..1100 {
-        let dead = Request { ttl: ttl(1000), ..reader("job") };
+        let dead = Request {
+            ttl: ttl(1000),
+            ..reader("job")
+        };
         granted(&mut a, &dead).await;
     }
     pause(1100).await;
     redisson_reads(&server, 30_000);
     let ours = reader("job");
     granted(&mut a, &ours).await;
-    a.release(&ours.key, &ours.token, &Scope::Tree.into()).await.unwrap();
+    a.release(&ours.key, &ours.token, &Scope::Tree.into())
+        .await
+        .unwrap();
     let left = server.number(&["PTTL", "dlock:job"]);
-    assert!((25_000..=30_000).contains(&left), "Redisson's reader is left: {left}");
+    assert!(
+        (25_000..=30_000).contains(&left),
+        "Redisson's reader is left: {left}"
+    );
     let writer = busy(&mut a, &request("job")).await;
-    assert!(writer.holders.iter().any(|holder| holder.foreign), "{writer:?}");
+    assert!(
+        writer.holders.iter().any(|holder| holder.foreign),
+        "{writer:?}"
+    );
 }
 
 #[tokio::test]
@@ -169,9 +306,14 @@ async fn a_stale_share_does_not_count_for_another_reader() {
     granted(&mut a, &reader("job")).await;
     server.raw(&["DEL", "dlock:job"]);
     redisson_reads(&server, 30_000);
-    let ours = Request { ttl: ttl(2000), ..reader("job") };
+    let ours = Request {
+        ttl: ttl(2000),
+        ..reader("job")
+    };
     granted(&mut b, &ours).await;
-    b.release(&ours.key, &ours.token, &Scope::Tree.into()).await.unwrap();
+    b.release(&ours.key, &ours.token, &Scope::Tree.into())
+        .await
+        .unwrap();
     let left = server.number(&["PTTL", "dlock:job"]);
     assert!((25_000..=30_000).contains(&left), "{left}");
 }
@@ -180,13 +322,30 @@ async fn a_stale_share_does_not_count_for_another_reader() {
 async fn many_crashed_permits_are_freed_at_once() {
     let server = TestServer::start();
     let mut a = server.backend();
-    let permit = || Request { mode: Mode::Permits(60), ..request("job") };
+    let permit = || Request {
+        mode: Mode::Permits(60),
+        ..request("job")
+    };
     for _ in 0..59 {
-        granted(&mut a, &Request { ttl: ttl(1000), ..permit() }).await;
+        granted(
+            &mut a,
+            &Request {
+                ttl: ttl(1000),
+                ..permit()
+            },
+        )
+        .await;
     }
     granted(&mut a, &permit()).await;
     pause(1100).await;
-    granted(&mut a, &Request { mode: Mode::Permits(2), ..permit() }).await;
+    granted(
+        &mut a,
+        &Request {
+            mode: Mode::Permits(2),
+            ..permit()
+        },
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -207,13 +366,24 @@ async fn a_hash_that_is_no_lock_is_never_shared() {
         server.raw(&["PEXPIRE", "dlock:job", "60000"]);
         let before = server.raw(&["HGETALL", "dlock:job"]);
         for mode in [Mode::Shared, Mode::Permits(3), Mode::Exclusive] {
-            let wanted = Request { mode, ..request("job") };
+            let wanted = Request {
+                mode,
+                ..request("job")
+            };
             match a.try_acquire(&wanted).await {
-                Ok(Attempt::Busy(_)) => assert!(mode == Mode::Exclusive && fields.contains(&"a:1"), "{fields:?} {mode:?}"),
+                Ok(Attempt::Busy(_)) => assert!(
+                    mode == Mode::Exclusive && fields.contains(&"a:1"),
+                    "{fields:?} {mode:?}"
+                ),
                 Ok(other) => panic!("{fields:?} {mode:?}: {other:?}"),
                 Err(error) => assert_eq!(error.kind, Kind::Data, "{fields:?} {mode:?}"),
             }
-            assert_eq!(a.release(&wanted.key, &wanted.token, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
+            assert_eq!(
+                a.release(&wanted.key, &wanted.token, &Scope::Tree.into())
+                    .await
+                    .unwrap(),
+                Release::NotHeld
+            );
         }
         assert_eq!(server.raw(&["HGETALL", "dlock:job"]), before);
         assert!(server.number(&["PTTL", "dlock:job"]) > 50_000);
@@ -228,12 +398,32 @@ async fn an_unreadable_share_blocks_no_request() {
     for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits(2)] {
         server.raw(&["HSET", "dlock:{dlock:job}:shares", "me", "not json"]);
         server.raw(&["ZADD", "dlock:{dlock:job}:ends", "1", "me"]);
-        let wanted = Request { mode, ..request("job") };
+        let wanted = Request {
+            mode,
+            ..request("job")
+        };
         let fence = granted(&mut a, &wanted).await.fence;
-        let mark = Break { by: "ana".into(), why: None, seen: false };
-        assert!(a.amend(&key("job"), Amendment::Mark(fence, &mark)).await.unwrap());
-        assert_eq!(a.release(&wanted.key, &wanted.token, &Scope::Tree.into()).await.unwrap(), Release::Released);
-        assert_eq!(server.number(&["EXISTS", "dlock:job", "dlock:{dlock:job}:shares"]), 0, "{mode:?}");
+        let mark = Break {
+            by: "ana".into(),
+            why: None,
+            seen: false,
+        };
+        assert!(
+            a.amend(&key("job"), Amendment::Mark(fence, &mark))
+                .await
+                .unwrap()
+        );
+        assert_eq!(
+            a.release(&wanted.key, &wanted.token, &Scope::Tree.into())
+                .await
+                .unwrap(),
+            Release::Released
+        );
+        assert_eq!(
+            server.number(&["EXISTS", "dlock:job", "dlock:{dlock:job}:shares"]),
+            0,
+            "{mode:?}"
+        );
     }
 }
 
@@ -246,10 +436,31 @@ async fn an_inner_reader_can_be_released_without_memory() {
     let inner = nested(&outer);
     granted(&mut a, &inner).await;
     server.raw(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert_eq!(a.release(&inner.key, &inner.token, &Scope::Hold.into()).await.unwrap(), Release::StillHeld(1));
-    assert!(matches!(a.renew(&outer.key, &outer.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
-    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
-    assert!(a.try_acquire(&reader("job")).await.is_err(), "there is no memory");
+    assert_eq!(
+        a.release(&inner.key, &inner.token, &Scope::Hold.into())
+            .await
+            .unwrap(),
+        Release::StillHeld(1)
+    );
+    assert!(matches!(
+        a.renew(&outer.key, &outer.token, None.into())
+            .await
+            .unwrap(),
+        Renewal::Renewed { .. }
+    ));
+    assert_eq!(
+        a.release(&outer.key, &outer.token, &Scope::Hold.into())
+            .await
+            .unwrap(),
+        Release::Released
+    );
+    assert!(
+        a.try_acquire(&reader("job")).await.is_err(),
+        "there is no memory"
+    );
     server.raw(&["CONFIG", "SET", "maxmemory", "0"]);
-    assert!(matches!(a.try_acquire(&request("job")).await.unwrap(), Attempt::Granted(_)));
+    assert!(matches!(
+        a.try_acquire(&request("job")).await.unwrap(),
+        Attempt::Granted(_)
+    ));
 }

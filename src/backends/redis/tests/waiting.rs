@@ -12,7 +12,13 @@ use crate::{
 const LONG: Duration = Duration::from_secs(5);
 
 async fn release(backend: &mut Redis, request: &Request) {
-    assert_eq!(backend.release(&request.key, &request.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
+    assert_eq!(
+        backend
+            .release(&request.key, &request.token, &Scope::Hold.into())
+            .await
+            .unwrap(),
+        Release::Released
+    );
 }
 
 #[tokio::test]
@@ -30,7 +36,15 @@ async fn a_release_wakes_a_blocked_waiter() {
     assert_eq!(woken.unwrap(), Wake::Changed);
     assert!(BootClock::read().since(before) < Duration::from_secs(1));
     granted(&mut waiter, &asked).await;
-    assert_eq!(server.number(&["EXISTS", "dlock:{dlock:job}:queue", "dlock:{dlock:job}:waiters", "dlock:{dlock:job}:wake"]), 0);
+    assert_eq!(
+        server.number(&[
+            "EXISTS",
+            "dlock:{dlock:job}:queue",
+            "dlock:{dlock:job}:waiters",
+            "dlock:{dlock:job}:wake"
+        ]),
+        0
+    );
 }
 
 #[tokio::test]
@@ -53,20 +67,46 @@ async fn a_wait_ends_on_time_and_a_new_connection_asks_before_it_blocks() {
     let asked = waiting("job");
     granted(&mut holder, &request("job")).await;
     busy(&mut waiter, &asked).await;
-    assert_eq!(waiter.wait(&asked, Duration::ZERO).await.unwrap(), Wake::TimedOut);
-    assert_eq!(waiter.wait(&asked, Duration::from_micros(300)).await.unwrap(), Wake::TimedOut);
-    assert_eq!(waiter.wait(&asked, Duration::from_millis(30)).await.unwrap(), Wake::TimedOut);
+    assert_eq!(
+        waiter.wait(&asked, Duration::ZERO).await.unwrap(),
+        Wake::TimedOut
+    );
+    assert_eq!(
+        waiter
+            .wait(&asked, Duration::from_micros(300))
+            .await
+            .unwrap(),
+        Wake::TimedOut
+    );
+    assert_eq!(
+        waiter
+            .wait(&asked, Duration::from_millis(30))
+            .await
+            .unwrap(),
+        Wake::TimedOut
+    );
     // A dropped wait closes its connection, and a wake-up may be lost with it.
-    assert!(tokio::time::timeout(Duration::from_millis(30), waiter.wait(&asked, LONG)).await.is_err());
+    assert!(
+        tokio::time::timeout(Duration::from_millis(30), waiter.wait(&asked, LONG))
+            .await
+            .is_err()
+    );
     assert_eq!(waiter.wait(&asked, LONG).await.unwrap(), Wake::Changed);
     busy(&mut waiter, &asked).await;
-    assert_eq!(waiter.wait(&asked, Duration::from_millis(30)).await.unwrap(), Wake::TimedOut);
+    assert_eq!(
+        waiter
+            .wait(&asked, Duration::from_millis(30))
+            .await
+            .unwrap(),
+        Wake::TimedOut
+    );
 }
 
 #[tokio::test]
 async fn a_woken_waiter_that_leaves_wakes_the_next() {
     let server = TestServer::start();
-    let (mut holder, mut first, mut second) = (server.backend(), server.backend(), server.backend());
+    let (mut holder, mut first, mut second) =
+        (server.backend(), server.backend(), server.backend());
     let (held, leaves, stays) = (request("job"), waiting("job"), waiting("job"));
     granted(&mut holder, &held).await;
     busy(&mut first, &leaves).await;
@@ -79,7 +119,8 @@ async fn a_woken_waiter_that_leaves_wakes_the_next() {
         },
         async {
             let woken = first.wait(&leaves, LONG).await.unwrap();
-            // This waiter blocked first, is the only one woken, and gives up instead of acquiring the lock.
+            // This waiter blocked first, is the only one woken, and gives up instead of acquiring
+            // the lock.
             first.leave_queue(&leaves).await.unwrap();
             woken
         },
@@ -97,16 +138,22 @@ async fn a_woken_waiter_that_leaves_wakes_the_next() {
 #[tokio::test]
 async fn a_wake_up_for_a_dropped_wait_is_passed_on() {
     let server = TestServer::start();
-    let (mut holder, mut first, mut second) = (server.backend(), server.backend(), server.backend());
+    let (mut holder, mut first, mut second) =
+        (server.backend(), server.backend(), server.backend());
     let (held, leaves, stays) = (request("job"), waiting("job"), waiting("job"));
     granted(&mut holder, &held).await;
     busy(&mut first, &leaves).await;
     busy(&mut second, &stays).await;
     {
-        // Polled only until it blocks in the server: the pushed wake-up is popped for a future that is then dropped.
+        // Polled only until it blocks in the server: the pushed wake-up is popped for a future that
+        // is then dropped.
         let blocked = first.wait(&leaves, LONG);
         tokio::pin!(blocked);
-        assert!(tokio::time::timeout(Duration::from_millis(50), &mut blocked).await.is_err());
+        assert!(
+            tokio::time::timeout(Duration::from_millis(50), &mut blocked)
+                .await
+                .is_err()
+        );
         release(&mut holder, &held).await;
     }
     assert_eq!(server.number(&["LLEN", "dlock:{dlock:job}:wake"]), 0);
@@ -142,12 +189,24 @@ async fn the_queue_reports_positions_and_drops_dead_waiters() {
     assert_eq!(busy(&mut second, &asked).await.position, Some(2));
     pause(3).await;
     assert_eq!(busy(&mut third, &later).await.position, Some(3));
-    assert_eq!(busy(&mut second, &asked).await.position, Some(2), "a repeated request keeps the position");
-    server.raw(&["HSET", "dlock:{dlock:job}:waiters", &dead.token.hold_text(), "1000:"]);
+    assert_eq!(
+        busy(&mut second, &asked).await.position,
+        Some(2),
+        "a repeated request keeps the position"
+    );
+    server.raw(&[
+        "HSET",
+        "dlock:{dlock:job}:waiters",
+        &dead.token.hold_text(),
+        "1000:",
+    ]);
     assert_eq!(busy(&mut second, &asked).await.position, Some(1));
     assert_eq!(busy(&mut third, &later).await.position, Some(2));
     for name in ["dlock:{dlock:job}:queue", "dlock:{dlock:job}:waiters"] {
-        assert!((15_000..=20_000).contains(&server.number(&["PTTL", name])), "{name}");
+        assert!(
+            (15_000..=20_000).contains(&server.number(&["PTTL", name])),
+            "{name}"
+        );
     }
 }
 
@@ -160,7 +219,11 @@ async fn releases_without_waiters_accumulate_nothing() {
         granted(&mut a, &asked).await;
         release(&mut a, &asked).await;
     }
-    assert_eq!(server.number(&["DBSIZE"]), 2, "only the fence and the history");
+    assert_eq!(
+        server.number(&["DBSIZE"]),
+        2,
+        "only the fence and the history"
+    );
     assert_eq!(server.number(&["LLEN", "dlock:{dlock:job}:runs"]), 100);
     // For a queued waiter that doesn't pop, at most one wake-up is stored, and it expires.
     let (mut waiter, asked) = (server.backend(), waiting("job"));
@@ -221,7 +284,9 @@ async fn drain_of(count: u64, ask: impl Fn() -> Request) -> (Drain, u64) {
     granted(&mut holder, &held).await;
     let local = tokio::task::LocalSet::new();
     let waits = Rc::new(Cell::new(0));
-    let tasks: Vec<_> = (0..count).map(|_| local.spawn_local(wait_and_release(server.backend(), ask(), waits.clone()))).collect();
+    let tasks: Vec<_> = (0..count)
+        .map(|_| local.spawn_local(wait_and_release(server.backend(), ask(), waits.clone())))
+        .collect();
     let (elapsed, counts) = local
         .run_until(async {
             while waits.get() < count {
@@ -237,18 +302,38 @@ async fn drain_of(count: u64, ask: impl Fn() -> Request) -> (Drain, u64) {
             (BootClock::read().since(before), server.commands())
         })
         .await;
-    let of = |names: &[&str]| counts.iter().filter(|(name, _)| names.contains(&&**name)).map(|(_, calls)| calls).sum::<u64>();
+    let of = |names: &[&str]| {
+        counts
+            .iter()
+            .filter(|(name, _)| names.contains(&&**name))
+            .map(|(_, calls)| calls)
+            .sum::<u64>()
+    };
     assert_eq!(of(&["eval"]), 0);
     // The first release comes on top of the hand-overs. The blocking calls were counted before.
     let all: u64 = counts.iter().map(|(_, calls)| calls).sum();
-    (Drain { commands: all / (count + 1), sent: of(&["evalsha"]).div_ceil(count + 1) + 1, elapsed }, waits.get())
+    (
+        Drain {
+            commands: all / (count + 1),
+            sent: of(&["evalsha"]).div_ceil(count + 1) + 1,
+            elapsed,
+        },
+        waits.get(),
+    )
 }
 
 #[tokio::test]
 async fn commands_per_hand_over_do_not_grow_with_the_waiters() {
     for count in [1, 20, 100] {
-        let Drain { commands, sent, elapsed } = drain(count).await;
-        assert!(commands <= 29 && sent <= 3, "{count} waiters: {commands} commands, {sent} of them sent, {elapsed:?}");
+        let Drain {
+            commands,
+            sent,
+            elapsed,
+        } = drain(count).await;
+        assert!(
+            commands <= 29 && sent <= 3,
+            "{count} waiters: {commands} commands, {sent} of them sent, {elapsed:?}"
+        );
         let limit = Duration::from_millis(10 * count + 500) * support::slowness();
         assert!(elapsed < limit, "{count} waiters: {elapsed:?}");
     }
@@ -256,16 +341,38 @@ async fn commands_per_hand_over_do_not_grow_with_the_waiters() {
 
 #[tokio::test]
 async fn commands_per_hand_over_do_not_grow_with_ordered_waiters() {
-    let fair = || Request { fair: true, ..waiting("job") };
-    let reader = || Request { mode: Mode::Shared, ..waiting("job") };
-    let permit = || Request { mode: Mode::Permits(3), ..waiting("job") };
-    let kinds: [(&str, &dyn Fn() -> Request); 3] = [("fair", &fair), ("readers", &reader), ("permits", &permit)];
+    let fair = || Request {
+        fair: true,
+        ..waiting("job")
+    };
+    let reader = || Request {
+        mode: Mode::Shared,
+        ..waiting("job")
+    };
+    let permit = || Request {
+        mode: Mode::Permits(3),
+        ..waiting("job")
+    };
+    let kinds: [(&str, &dyn Fn() -> Request); 3] =
+        [("fair", &fair), ("readers", &reader), ("permits", &permit)];
     for (kind, ask) in kinds {
         for count in [20, 100] {
             // Two waiters are woken at a time, and one of them may have to wait again.
-            let (Drain { commands, sent, elapsed }, waits) = drain_of(count, ask).await;
-            let report = format!("{count} {kind}: {commands} commands, {sent} of them sent, {waits} waits, {elapsed:?}");
-            assert!(commands <= 74 && sent <= 4 && waits <= 2 * count, "{report}");
+            let (
+                Drain {
+                    commands,
+                    sent,
+                    elapsed,
+                },
+                waits,
+            ) = drain_of(count, ask).await;
+            let report = format!(
+                "{count} {kind}: {commands} commands, {sent} of them sent, {waits} waits, {elapsed:?}"
+            );
+            assert!(
+                commands <= 74 && sent <= 4 && waits <= 2 * count,
+                "{report}"
+            );
         }
     }
 }
@@ -285,7 +392,11 @@ async fn a_waiter_is_not_woken_by_another_lock() {
     assert_eq!(woken.unwrap(), Wake::TimedOut);
     // Only the lock that was requested on this connection is known to be busy.
     let stranger: Key = key("other");
-    let elsewhere = Request { key: stranger, token: Token::random(), ..asked.clone() };
+    let elsewhere = Request {
+        key: stranger,
+        token: Token::random(),
+        ..asked.clone()
+    };
     assert_eq!(waiter.wait(&elsewhere, LONG).await.unwrap(), Wake::Changed);
 }
 
@@ -293,7 +404,10 @@ async fn a_waiter_is_not_woken_by_another_lock() {
 async fn any_number_of_dead_fair_waiters_cost_one_offer() {
     let server = TestServer::start();
     let (mut holder, mut lives) = (server.backend(), server.backend());
-    let fair = || Request { fair: true, ..waiting("job") };
+    let fair = || Request {
+        fair: true,
+        ..waiting("job")
+    };
     let held = request("job");
     granted(&mut holder, &held).await;
     for _ in 0..10 {
@@ -307,7 +421,10 @@ async fn any_number_of_dead_fair_waiters_cost_one_offer() {
                 Attempt::Granted(_) => return BootClock::read(),
                 Attempt::Busy(found) => {
                     let most = found.expires_in.unwrap_or(LONG).min(LONG);
-                    lives.wait(&asked, most + Duration::from_millis(1)).await.unwrap();
+                    lives
+                        .wait(&asked, most + Duration::from_millis(1))
+                        .await
+                        .unwrap();
                 }
                 other => panic!("{other:?}"),
             }
@@ -319,7 +436,13 @@ async fn any_number_of_dead_fair_waiters_cost_one_offer() {
         BootClock::read()
     });
     let idle = granted.since(released);
-    assert!(idle >= Duration::from_millis(900) && idle < Duration::from_millis(2500), "{idle:?}");
+    assert!(
+        idle >= Duration::from_millis(900) && idle < Duration::from_millis(2500),
+        "{idle:?}"
+    );
     let sides = ["line", "fair", "waiters"].map(|side| format!("dlock:{{dlock:job}}:{side}"));
-    assert_eq!(server.number(&[&["EXISTS"], &sides.each_ref().map(String::as_str)[..]].concat()), 0);
+    assert_eq!(
+        server.number(&[&["EXISTS"], &sides.each_ref().map(String::as_str)[..]].concat()),
+        0
+    );
 }

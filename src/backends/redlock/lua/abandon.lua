@@ -1,4 +1,5 @@
--- Leaves the queue or `line` on one node, which unblocks readers that this waiter kept out. No waiter is woken: waiters poll.
+-- Leaves the queue or `line` on one node, which unblocks readers that this waiter kept out. No
+-- waiter is woken: waiters poll.
 --
 -- KEYS  1 queue  2 waiters  3 line
 -- ARGV  1 hold

@@ -1,13 +1,15 @@
--- Records a skip, a lost hold or a warning on one node, outside any grant or release. The holders stay unchanged.
+-- Records a skip, a lost hold or a warning on one node, outside any grant or release. The holders
+-- stay unchanged.
 --
--- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 skips  6 starts  7 shares  8 their ends
+-- KEYS  1 lock   2 record   3 runs   4 runs that ended badly   5 skips   6 starts   7 shares
+--       8 their ends
 -- ARGV  1 "skipped"  2 host  3 reason  4 how many hosts are counted at most
 --       1 "lost"     2 fence  3 a history entry
 --       1 "warn"     2 fence  3 level
 -- Reply 1; for "warn" 0 if the warning was claimed before
 --
--- Worst case: the record of the lost hold is still there, and the next grant would archive it again with fewer details.
--- So this script deletes the record.
+-- Worst case: the record of the lost hold is still there, and the next grant would archive it again
+-- with fewer details. So this script deletes the record.
 
 if ARGV[1] == 'warn' then
   return warn(KEYS[6], ARGV[2], ARGV[3])

@@ -1,7 +1,8 @@
--- Common beginning of each of these scripts, after `../redis/lua/common.lua`. Not a script of its own.
+-- Common beginning of each of these scripts, after `../redis/lua/common.lua`. Not a script of its
+-- own.
 --
--- On each node a lock is the string "<owner>:<attempt>", as in every Redlock library. The record next to it is read by no other
--- library:
+-- On each node a lock is the string "<owner>:<attempt>", as in every Redlock library. The record
+-- next to it is read by no other library:
 --   v         layout version, major.minor; an unknown major is refused
 --   owner, attempt  the record's owner; it counts only while the string is "<owner>:<attempt>"
 --   count     the counter's value for this attempt (phase 1)
@@ -11,23 +12,28 @@
 --   root      the hold that the lock was taken with
 --   detached  1 if no process stands behind the hold
 --   meta      the holder, as JSON; may be missing
---   mark      the break of the hold, as JSON; broken: the same as the end of a history entry; seen: 1 if the holder knows of the break
+--   mark      the break of the hold, as JSON; broken: the same as the end of a history entry; seen:
+--             1 if the holder knows of the break
 --   hold:ID   one for each hold: "<end ms>:<ttl ms>"
 -- The record outlives the string, so that the history gets a hold that was never released.
 --
--- On a node held by readers, the string is "shared:<attempt>" with the first reader's attempt, and it ends with the last reader. dlock's
--- data on readers is in two keys. The hash `shares` has per owner a record as above in JSON, under "lock" that string, and under "fences"
--- the highest fences committed meanwhile. The sorted set `ends` has per owner the end of its last hold. The shares count only while
--- the string equals "lock". So shares end once the node had another owner, and don't exist if the node lost `shares`.
--- Each share ends at its own end, whatever the string's TTL is.
+-- On a node held by readers, the string is "shared:<attempt>" with the first reader's attempt, and
+-- it ends with the last reader. dlock's data on readers is in two keys. The hash `shares` has per
+-- owner a record as above in JSON, under "lock" that string, and under "fences" the highest fences
+-- committed meanwhile. The sorted set `ends` has per owner the end of its last hold. The shares
+-- count only while the string equals "lock". So shares end once the node had another owner, and
+-- don't exist if the node lost `shares`. Each share ends at its own end, whatever the string's TTL
+-- is.
 --
--- A proxy may deliver an attempt late, after its connection to dlock broke and the attempt was undone over another one. The undo then leaves
--- the string `late:<attempt>`.
+-- A proxy may deliver an attempt late, after its connection to dlock broke and the attempt was
+-- undone over another one. The undo then leaves the string `late:<attempt>`.
 --
--- A waiter for the whole lock is in the queue, and so keeps out later readers, until it has been silent for as many ms as its field
--- "silence:<hold>" in the hash of waiters says. A waiting reader is in the second queue, `line`.
+-- A waiter for the whole lock is in the queue, and so keeps out later readers, until it has been
+-- silent for as many ms as its field "silence:<hold>" in the hash of waiters says. A waiting reader
+-- is in the second queue, `line`.
 
--- Returns the type of the value at `lock` and, for a string, its first 100 bytes: dlock's are never longer.
+-- Returns the type of the value at `lock` and, for a string, its first 100 bytes: dlock's are never
+-- longer.
 local function read_lock(lock)
   local kind = redis.call('TYPE', lock).ok
   return kind, kind == 'string' and redis.call('GETRANGE', lock, 0, 99) or ''
@@ -73,7 +79,8 @@ end
 
 -- Removes and returns up to 32 expired shares; with `all`, deletes all shares and returns up to 32.
 local function take_out(shares, ends_key, now, all)
-  local owners, gone = redis.pcall('ZRANGEBYSCORE', ends_key, '-inf', all and '+inf' or whole(now), 'LIMIT', 0, 32), {}
+  local owners, gone = redis.pcall('ZRANGEBYSCORE', ends_key, '-inf', all and '+inf' or whole(now),
+      'LIMIT', 0, 32), {}
   for _, owner in ipairs(owners.err and {} or owners) do
     local text = redis.pcall('HGET', shares, owner)
     local fine, share = pcall(cjson.decode, type(text) == 'string' and text or '')
@@ -89,8 +96,8 @@ local function take_out(shares, ends_key, now, all)
   return gone
 end
 
--- Sets the end of the lock on this node to that of its last share, or deletes a lock without shares. A reader that released or crashed
--- must not keep the node.
+-- Sets the end of the lock on this node to that of its last share, or deletes a lock without
+-- shares. A reader that released or crashed must not keep the node.
 local function settle(lock, shares, ends_key, runs, bad, now)
   local last = tonumber(redis.call('ZRANGE', ends_key, -1, -1, 'WITHSCORES')[2]) or 0
   if last > now then
@@ -114,8 +121,9 @@ end
 
 -- Returns "fences" with this fence added; nil if another reader has the fence, or may have had it.
 --
--- Readers' spans from count to commit overlap. So the highest counts of two readers, from different nodes, can be the same number. Any
--- two majorities share a node, and that node refuses the second. It keeps 100 fences and refuses any fence below all of them.
+-- Readers' spans from count to commit overlap. So the highest counts of two readers, from different
+-- nodes, can be the same number. Any two majorities share a node, and that node refuses the second.
+-- It keeps 100 fences and refuses any fence below all of them.
 local function with_fence(shares, fence)
   local most, known = 100, {}
   for one in string.gmatch(redis.call('HGET', shares, 'fences') or '', '%d+') do

@@ -1,11 +1,13 @@
--- Extends a hold on one node. Never creates one, and never moves the end of the hold or of the lock backwards.
+-- Extends a hold on one node. Never creates one, and never moves the end of the hold or of the lock
+-- backwards.
 --
 -- KEYS  1 lock  2 record  3 shares  4 their ends
--- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the TTL that the hold was taken with
+-- ARGV  1 owner   2 hold   3 ttl in ms, or "" for the TTL that the hold was taken with
 --       4 "go-on": refuse a hold marked for a break; "stop": extend it too, the holder has seen the mark; "look": likewise, not seen
 -- Reply {"renewed", ttl, attempt, fence or ""} | {"shorter", ms left, attempt, fence or ""}
 --       {"broken", mark, "1" if its holder has seen it} | {"not-held"} | {"layout", version}
--- A node whose phase 1 came too late to be counted has no fence. It is extended, since it keeps others out, but proves nothing.
+-- A node whose phase 1 came too late to be counted has no fence. It is extended, since it keeps
+-- others out, but proves nothing.
 
 local lock, record_key = KEYS[1], KEYS[2]
 local owner, hold = ARGV[1], ARGV[2]
@@ -50,6 +52,8 @@ if share then
   return { 'renewed', ttl, share.attempt, share.fence or '' }
 end
 redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
--- HSET only overwrites existing fields. If it failed, the caller would get the error and not rely on the new end.
-redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. whole(taken_with), 'renewed', whole(now))
+-- HSET only overwrites existing fields. If it failed, the caller would get the error and not rely
+-- on the new end.
+redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. whole(taken_with), 'renewed',
+    whole(now))
 return { 'renewed', ttl, record.attempt, record.fence or '' }

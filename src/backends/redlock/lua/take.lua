@@ -1,21 +1,27 @@
--- Phase 1 on one node: takes a free node, joins other readers, reenters for its owner, or reports the holders and joins the
--- waiters.
+-- Phase 1 on one node: takes a free node, joins other readers, reenters for its owner, or reports
+-- the holders and joins the waiters.
 --
--- KEYS  1 lock  2 fence counter  3 record  4 queue (zset: hold by arrival in us)  5 waiters (hash: hold -> refreshed:JSON)
---       6 runs   7 runs that ended badly   8 starts   9 shares  10 their ends  11 line (like the queue, for waiting readers)
--- ARGV  1 owner  2 hold  3 attempt, never sent twice  4 ttl in ms  5 "1": only reenter the owner's hold
---       6 "1": join the queue if busy  7 "1": this hold may be in the queue  8 "1": detached  9 metadata as JSON, or ""
---       10 place  11 skew guard in ms  12 at-least in ms  13 once: window in ms  14 retries of failed runs  15 "1": of crashed ones
---       16 "1": to read  17 "1": don't deny for a start: the caller has judged the majority's run records
+-- KEYS  1 lock   2 fence counter   3 record   4 queue (zset: hold by arrival in us)
+--       5 waiters (hash: hold -> refreshed:JSON)   6 runs   7 runs that ended badly   8 starts
+--       9 shares   10 their ends   11 line (like the queue, for waiting readers)
+-- ARGV  1 owner   2 hold   3 attempt, never sent twice   4 ttl in ms
+--       5 "1": only reenter the owner's hold   6 "1": join the queue if busy
+--       7 "1": this hold may be in the queue   8 "1": detached   9 metadata as JSON, or ""
+--       10 place   11 skew guard in ms   12 at-least in ms   13 once: window in ms
+--       14 retries of failed runs   15 "1": of crashed ones   16 "1": to read
+--       17 "1": don't deny for a start: the caller has judged the majority's run records
 --       18 attempts that are taken over even if committed: their undoing may be on its way. It names them, since this may arrive late,
 --          when a later attempt has the node
---       19 for how many ms a waiter with this request may be silent: it asks several times in that time
+--       19 for how many ms a waiter with this request may be silent: it asks several times in that
+--       time
 --       20 prefix of the strings `late`
 -- Reply {"taken", count, now, {field, value, ...} of the run record}
 --       {"entered", attempt, fence, holds}   the owner's committed attempt has the node
---       {"busy", now, pttl, type, value, {field, value, ...} of the record, position or 0, {JSON of some shares}, for how many ms
+--       {"busy", now, pttl, type, value, {field, value, ...} of the record, position or 0, {JSON of
+--        some shares}, for how many ms
 --        readers are kept out for a writer}
---       {"refused", now, {field, value, ...} of the run record}   denied by the start in this node's run record
+--       {"refused", now, {field, value, ...} of the run record}   denied by the start in this
+--        node's run record
 --       {"not-held"}              ARGV[5] was set and the owner does not hold the node
 --       {"otherwise"}             the owner holds a share, and the request is not to read
 --       {"twice"}                 this very attempt has the node: two of the nodes are one server
@@ -23,13 +29,15 @@
 --       {"late"}                  to an attempt that was undone; no client reads it
 --
 -- Worst cases:
--- - An earlier attempt of this owner took the node, its reply was lost, and it was never committed. This attempt takes over with a new
---   count, so that a commit of the earlier attempt is refused.
--- - The server is out of memory half-way. Nothing is rolled back, so the string is written last, together with its end. An existing
---   string gets its end before the share that needs it is written.
--- - Readers arrive in a stream. A waiter for the whole lock keeps out later readers, until it leaves or is silent: it was killed. One that
---   was only stopped joins the queue again. A reader that came before the writer on some nodes only is kept out by the others. The
---   writer waits only for holders, so no two wait for each other.
+-- - An earlier attempt of this owner took the node, its reply was lost, and it was never committed.
+--   This attempt takes over with a new count, so that a commit of the earlier attempt is refused.
+-- - The server is out of memory half-way. Nothing is rolled back, so the string is written last,
+--   together with its end. An existing string gets its end before the share that needs it is
+--   written.
+-- - Readers arrive in a stream. A waiter for the whole lock keeps out later readers, until it
+--   leaves or is silent: it was killed. One that was only stopped joins the queue again. A reader
+--   that came before the writer on some nodes only is kept out by the others. The writer waits only
+--   for holders, so no two wait for each other.
 
 local lock, counter, record_key, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local shares, ends_key, line = KEYS[9], KEYS[10], KEYS[11]
@@ -74,9 +82,11 @@ local function busy(kept)
     if not reads then
       redis.pcall('HSET', waiters, 'silence:' .. hold, ARGV[19])
     end
-    -- Adds the earlier waiters of the other queue. The position is informative: a failure is ignored.
+    -- Adds the earlier waiters of the other queue. The position is informative: a failure is
+    -- ignored.
     local since = place > 0 and redis.pcall('ZSCORE', mine_queue, hold)
-    local before = type(since) == 'string' and redis.pcall('ZCOUNT', other_queue, '-inf', '(' .. since)
+    local before = type(since) == 'string' and redis.pcall('ZCOUNT', other_queue, '-inf', '('
+        .. since)
     place = type(before) == 'number' and place + before or place
   end
   local owners = readers and redis.call('ZRANGE', ends_key, 0, 31, 'REV') or {}
@@ -98,7 +108,8 @@ if kind ~= 'none' then
     return proven(record_key, { 'otherwise' })
   end
   local undone = record.attempt and string.find(ARGV[18], record.attempt, 1, true)
-  if record.fence and not undone and (own and share_ends(own, now) > now or is_ours(record, value, owner)) then
+  if record.fence and not undone and (own and share_ends(own, now) > now or is_ours(record, value,
+      owner)) then
     local others, latest, ended = other_holds(record, hold, now)
     -- A repeated request must not shorten a hold that was extended since.
     ends = math.max(ends, (live_hold(record, hold, now)) or 0)
@@ -157,12 +168,15 @@ if count >= 9007199254740992 then
   return redis.error_reply('FENCE the counter is beyond 2^53')
 end
 -- A value at the record's key that is no hash is no record of dlock's.
-local vanished = kind == 'none' and redis.call('TYPE', record_key).ok == 'hash' and read_record(record_key) or {}
+local vanished = kind == 'none' and redis.call('TYPE', record_key).ok == 'hash'
+    and read_record(record_key) or {}
 local gone = take_out(shares, ends_key, now, not readers)
 if reads then
   local share = {
-    v = MAJOR .. '.1', owner = owner, attempt = attempt, count = whole(count), since = whole(now), renewed = whole(now),
-    root = hold, detached = ARGV[8], ['hold:' .. hold] = whole(ends) .. ':' .. ARGV[4], meta = ARGV[9] ~= '' and ARGV[9] or nil,
+    v = MAJOR .. '.1', owner = owner, attempt = attempt, count = whole(count), since = whole(now),
+        renewed = whole(now),
+    root = hold, detached = ARGV[8], ['hold:' .. hold] = whole(ends) .. ':' .. ARGV[4],
+        meta = ARGV[9] ~= '' and ARGV[9] or nil,
   }
   if readers then
     redis.call('PEXPIREAT', lock, whole(math.max(ends, end_of(lock) or 0)))
@@ -179,7 +193,8 @@ if reads then
   end
 else
   local fields = {
-    'v', MAJOR .. '.0', 'owner', owner, 'attempt', attempt, 'count', whole(count), 'since', whole(now), 'renewed', whole(now),
+    'v', MAJOR .. '.0', 'owner', owner, 'attempt', attempt, 'count', whole(count), 'since',
+        whole(now), 'renewed', whole(now),
     'root', hold, 'detached', ARGV[8], 'hold:' .. hold, whole(ends) .. ':' .. ARGV[4],
   }
   if ARGV[9] ~= '' then

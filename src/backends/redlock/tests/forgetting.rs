@@ -1,12 +1,15 @@
-//! A model of nodes that lose their data: all interleavings of two owners, three nodes and a clock while a node restarts empty.
+//! A model of nodes that lose their data: all interleavings of two owners, three nodes and a clock
+//! while a node restarts empty.
 //!
-//! **What it shows.** If such a node stays out for the longest lease, two holds never overlap, and fences rise despite the lost counter. If
-//! it returns at once, two holds can overlap: a hold on a bare majority is lost with one node. A hold that all nodes confirmed last
-//! survives the loss of one node's data.
+//! **What it shows.** If such a node stays out for the longest lease, two holds never overlap, and
+//! fences rise despite the lost counter. If it returns at once, two holds can overlap: a hold on a
+//! bare majority is lost with one node. A hold that all nodes confirmed last survives the loss of
+//! one node's data.
 //!
-//! **The model.** Time is a number of ticks, which all nodes and owners see at once. Requests reach nodes in any order, at any time or
-//! never. Each owner asks once, and counts its lease from before its request; nothing is released. Nodes are symmetric and kept sorted. A
-//! script is one step. `ordering` models the effect of clock jumps on fences.
+//! **The model.** Time is a number of ticks, which all nodes and owners see at once. Requests reach
+//! nodes in any order, at any time or never. Each owner asks once, and counts its lease from before
+//! its request; nothing is released. Nodes are symmetric and kept sorted. A script is one step.
+//! `ordering` models the effect of clock jumps on fences.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -107,7 +110,10 @@ struct ForgettingModel {
 
 impl ForgettingState {
     fn viewed(&self, owner: usize, view: OwnerView) -> usize {
-        self.nodes.iter().filter(|node| node.views[owner] == view).count()
+        self.nodes
+            .iter()
+            .filter(|node| node.views[owner] == view)
+            .count()
     }
 
     fn counted(&self, owner: usize) -> Vec<(usize, u64)> {
@@ -120,7 +126,13 @@ impl ForgettingState {
 
     /// Returns, for each hold that an owner relies on now, how many nodes granted it.
     fn holding(&self) -> Vec<usize> {
-        let on = |owner: &Owner| if let Owner::Holding { on, .. } = owner { Some(*on) } else { None };
+        let on = |owner: &Owner| {
+            if let Owner::Holding { on, .. } = owner {
+                Some(*on)
+            } else {
+                None
+            }
+        };
         self.owners.iter().filter_map(on).collect()
     }
 
@@ -154,15 +166,32 @@ impl ForgettingModel {
         if self.floor {
             node.counter = node.counter.max(now * FLOOR);
         }
-        node.entry = Some(NodeEntry { owner, count: node.counter, is_committed: false, ends: now + LEASE });
-        node.views[owner] = if counts { OwnerView::Counted(node.counter) } else { OwnerView::Finished };
+        node.entry = Some(NodeEntry {
+            owner,
+            count: node.counter,
+            is_committed: false,
+            ends: now + LEASE,
+        });
+        node.views[owner] = if counts {
+            OwnerView::Counted(node.counter)
+        } else {
+            OwnerView::Finished
+        };
         true
     }
 
     /// The script of phase 2.
     fn commit(node: &mut ForgettingNode, owner: usize, fence: u64) -> bool {
-        let OwnerView::Counted(count) = node.views[owner] else { return false };
-        let Some(entry) = node.entry.as_mut().filter(|entry| (entry.owner, entry.count) == (owner, count)) else { return false };
+        let OwnerView::Counted(count) = node.views[owner] else {
+            return false;
+        };
+        let Some(entry) = node
+            .entry
+            .as_mut()
+            .filter(|entry| (entry.owner, entry.count) == (owner, count))
+        else {
+            return false;
+        };
         entry.is_committed = true;
         node.counter = node.counter.max(fence);
         node.views[owner] = OwnerView::Committed;
@@ -171,7 +200,13 @@ impl ForgettingModel {
 
     /// The script of a renewal.
     fn extend(node: &mut ForgettingNode, owner: usize, now: u64) -> bool {
-        let Some(entry) = node.entry.as_mut().filter(|entry| entry.owner == owner && entry.is_committed) else { return false };
+        let Some(entry) = node
+            .entry
+            .as_mut()
+            .filter(|entry| entry.owner == owner && entry.is_committed)
+        else {
+            return false;
+        };
         entry.ends = now + LEASE;
         true
     }
@@ -183,7 +218,13 @@ impl Model for ForgettingModel {
 
     fn init_states(&self) -> Vec<ForgettingState> {
         let nodes = vec![ForgettingNode::default(); NODES];
-        vec![ForgettingState { now: 1, nodes, owners: [Owner::Idle; OWNERS], fences: Vec::new(), losses: 0 }]
+        vec![ForgettingState {
+            now: 1,
+            nodes,
+            owners: [Owner::Idle; OWNERS],
+            fences: Vec::new(),
+            losses: 0,
+        }]
     }
 
     fn actions(&self, state: &ForgettingState, actions: &mut Vec<ForgettingStep>) {
@@ -191,11 +232,20 @@ impl Model for ForgettingModel {
             actions.push(ForgettingStep::Tick);
         }
         for owner in 0..OWNERS {
-            if let Owner::Holding { extending: Some(_), .. } = state.owners[owner] {
+            if let Owner::Holding {
+                extending: Some(_), ..
+            } = state.owners[owner]
+            {
                 actions.extend((0..1 << NODES).map(|mask| ForgettingStep::Extend(owner, mask)));
             }
             actions.extend(
-                [ForgettingStep::Begin, ForgettingStep::Decide, ForgettingStep::Conclude, ForgettingStep::Renew].map(|of| of(owner)),
+                [
+                    ForgettingStep::Begin,
+                    ForgettingStep::Decide,
+                    ForgettingStep::Conclude,
+                    ForgettingStep::Renew,
+                ]
+                .map(|of| of(owner)),
             );
         }
         for n in 0..NODES {
@@ -206,13 +256,19 @@ impl Model for ForgettingModel {
             actions.push(ForgettingStep::LoseData(n));
             if state.nodes[n].back_at <= state.now {
                 for owner in 0..OWNERS {
-                    actions.extend([ForgettingStep::Take, ForgettingStep::Commit].map(|of| of(owner, n)));
+                    actions.extend(
+                        [ForgettingStep::Take, ForgettingStep::Commit].map(|of| of(owner, n)),
+                    );
                 }
             }
         }
     }
 
-    fn next_state(&self, last: &ForgettingState, action: ForgettingStep) -> Option<ForgettingState> {
+    fn next_state(
+        &self,
+        last: &ForgettingState,
+        action: ForgettingStep,
+    ) -> Option<ForgettingState> {
         let mut next = last.clone();
         let (now, enough) = (last.now, majority(NODES));
         let happens = match action {
@@ -222,52 +278,90 @@ impl Model for ForgettingModel {
             }
             // Owners are symmetric: they begin in order.
             ForgettingStep::Begin(i) => {
-                let may = last.owners[i] == Owner::Idle && last.owners[..i].iter().all(|owner| *owner != Owner::Idle);
+                let may = last.owners[i] == Owner::Idle
+                    && last.owners[..i].iter().all(|owner| *owner != Owner::Idle);
                 next.owners[i] = Owner::Counting { since: now };
                 may
             }
             ForgettingStep::Take(i, n) => {
-                let is_ahead = last.owners[i] != Owner::Idle && last.nodes[n].views[i] == OwnerView::Ahead;
-                is_ahead && self.take(&mut next.nodes[n], i, now, matches!(last.owners[i], Owner::Counting { .. }))
+                let is_ahead =
+                    last.owners[i] != Owner::Idle && last.nodes[n].views[i] == OwnerView::Ahead;
+                is_ahead
+                    && self.take(
+                        &mut next.nodes[n],
+                        i,
+                        now,
+                        matches!(last.owners[i], Owner::Counting { .. }),
+                    )
             }
             ForgettingStep::Decide(i) => match last.owners[i] {
-                Owner::Counting { since } if last.counted(i).len() >= enough => fence_of(&last.counted(i)).is_some_and(|fence| {
-                    next.owners[i] = Owner::Committing { since, fence };
-                    true
-                }),
+                Owner::Counting { since } if last.counted(i).len() >= enough => {
+                    fence_of(&last.counted(i)).is_some_and(|fence| {
+                        next.owners[i] = Owner::Committing { since, fence };
+                        true
+                    })
+                }
                 _ => false,
             },
             ForgettingStep::Commit(i, n) => {
                 matches!(last.owners[i], Owner::Committing { fence, .. } if Self::commit(&mut next.nodes[n], i, fence))
             }
             ForgettingStep::Conclude(i) => match last.owners[i] {
-                Owner::Committing { since, fence } if last.viewed(i, OwnerView::Committed) >= enough => {
-                    next.owners[i] = Owner::Holding { until: since + LEASE, extending: None, on: last.viewed(i, OwnerView::Committed) };
+                Owner::Committing { since, fence }
+                    if last.viewed(i, OwnerView::Committed) >= enough =>
+                {
+                    next.owners[i] = Owner::Holding {
+                        until: since + LEASE,
+                        extending: None,
+                        on: last.viewed(i, OwnerView::Committed),
+                    };
                     next.fences.push(fence);
                     true
                 }
                 _ => false,
             },
             ForgettingStep::Renew(i) => match &mut next.owners[i] {
-                Owner::Holding { until, extending: extending @ None, .. } if *until < now + LEASE => {
+                Owner::Holding {
+                    until,
+                    extending: extending @ None,
+                    ..
+                } if *until < now + LEASE => {
                     *extending = Some(now);
                     true
                 }
                 _ => false,
             },
             ForgettingStep::Extend(i, mask) => match last.owners[i] {
-                Owner::Holding { extending: Some(since), until, .. } => {
-                    let reached = next.nodes.iter_mut().zip(0..).filter(|(node, n)| mask >> n & 1 == 1 && node.back_at <= now);
-                    let on = reached.map(|(node, _)| usize::from(Self::extend(node, i, now))).sum();
+                Owner::Holding {
+                    extending: Some(since),
+                    until,
+                    ..
+                } => {
+                    let reached = next
+                        .nodes
+                        .iter_mut()
+                        .zip(0..)
+                        .filter(|(node, n)| mask >> n & 1 == 1 && node.back_at <= now);
+                    let on = reached
+                        .map(|(node, _)| usize::from(Self::extend(node, i, now)))
+                        .sum();
                     let until = if on >= enough { since + LEASE } else { until };
-                    next.owners[i] = Owner::Holding { until, extending: None, on };
+                    next.owners[i] = Owner::Holding {
+                        until,
+                        extending: None,
+                        on,
+                    };
                     true
                 }
                 _ => false,
             },
             ForgettingStep::LoseData(n) => {
                 let back_at = if self.stays_out { now + LEASE } else { now };
-                next.nodes[n] = ForgettingNode { back_at, views: last.nodes[n].views, ..ForgettingNode::default() };
+                next.nodes[n] = ForgettingNode {
+                    back_at,
+                    views: last.nodes[n].views,
+                    ..ForgettingNode::default()
+                };
                 next.losses += 1;
                 last.losses < self.losing
             }
@@ -289,24 +383,41 @@ impl Model for ForgettingModel {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("one hold at a time", |_, state: &ForgettingState| state.holding().len() <= 1),
-            Property::always("fences rise", |_, state: &ForgettingState| state.fences.is_sorted_by(|a, b| a < b)),
-            Property::always("a hold that all nodes confirmed outlives one that forgets", |_, state: &ForgettingState| {
-                let holding = state.holding();
-                state.losses > 1 || holding.len() <= 1 || holding.iter().all(|on| *on < NODES)
+            Property::always("one hold at a time", |_, state: &ForgettingState| {
+                state.holding().len() <= 1
             }),
-            Property::sometimes("both had it", |_, state: &ForgettingState| state.fences.len() == 2),
+            Property::always("fences rise", |_, state: &ForgettingState| {
+                state.fences.is_sorted_by(|a, b| a < b)
+            }),
+            Property::always(
+                "a hold that all nodes confirmed outlives one that forgets",
+                |_, state: &ForgettingState| {
+                    let holding = state.holding();
+                    state.losses > 1 || holding.len() <= 1 || holding.iter().all(|on| *on < NODES)
+                },
+            ),
+            Property::sometimes("both had it", |_, state: &ForgettingState| {
+                state.fences.len() == 2
+            }),
         ]
     }
 }
 
-const RULE: ForgettingModel = ForgettingModel { losing: 2, stays_out: true, floor: true };
+const RULE: ForgettingModel = ForgettingModel {
+    losing: 2,
+    stays_out: true,
+    floor: true,
+};
 
 impl ForgettingModel {
     /// Asserts that this variant violates the property.
     #[track_caller]
     fn fails(self, property: &'static str) {
-        self.checker().finish_when(HasDiscoveries::AllOf([property].into())).spawn_bfs().join().assert_any_discovery(property);
+        self.checker()
+            .finish_when(HasDiscoveries::AllOf([property].into()))
+            .spawn_bfs()
+            .join()
+            .assert_any_discovery(property);
     }
 }
 
@@ -314,22 +425,45 @@ impl ForgettingModel {
 fn model_of_nodes_that_lose_data_and_stay_out() {
     let checked = RULE.checker().spawn_bfs().join();
     checked.assert_properties();
-    assert!(checked.unique_state_count() > 10_000, "{}", checked.unique_state_count());
+    assert!(
+        checked.unique_state_count() > 10_000,
+        "{}",
+        checked.unique_state_count()
+    );
 }
 
 #[test]
 fn model_of_a_node_that_loses_data_and_returns_at_once() {
-    let checked = ForgettingModel { losing: 1, stays_out: false, ..RULE }.checker().spawn_bfs().join();
+    let checked = ForgettingModel {
+        losing: 1,
+        stays_out: false,
+        ..RULE
+    }
+    .checker()
+    .spawn_bfs()
+    .join();
     checked.assert_any_discovery("one hold at a time");
     checked.assert_no_discovery("a hold that all nodes confirmed outlives one that forgets");
 }
 
 #[test]
 fn model_of_nodes_that_keep_their_data() {
-    ForgettingModel { losing: 0, stays_out: false, floor: false }.checker().spawn_bfs().join().assert_properties();
+    ForgettingModel {
+        losing: 0,
+        stays_out: false,
+        floor: false,
+    }
+    .checker()
+    .spawn_bfs()
+    .join()
+    .assert_properties();
 }
 
 #[test]
 fn model_of_counters_without_a_floor() {
-    ForgettingModel { floor: false, ..RULE }.fails("fences rise");
+    ForgettingModel {
+        floor: false,
+        ..RULE
+    }
+    .fails("fences rise");
 }

@@ -14,7 +14,10 @@ use crate::{
             location,
         },
     },
-    lock::{Busy, Entry, HistoryEntry, Identity, Key, Mode, Note, Progress, Request, Result, SkipCount, Wake, Which, document::Document},
+    lock::{
+        Busy, Entry, HistoryEntry, Identity, Key, Mode, Note, Progress, Request, Result, SkipCount,
+        Wake, Which, document::Document,
+    },
 };
 
 #[async_trait(?Send)]
@@ -22,21 +25,44 @@ impl cas::Store for SqliteClient {
     type Version = SqliteVersion;
 
     fn identity(&self) -> Identity {
-        let path = self.resolved.clone().unwrap_or_else(|| location::resolved(&self.options.path));
+        let path = self
+            .resolved
+            .clone()
+            .unwrap_or_else(|| location::resolved(&self.options.path));
         let url = format!("sqlite://{}", self.options.path.display());
-        Identity::new(&CAPABILITIES, url, &["sqlite", &path.to_string_lossy(), self.options.namespace.as_str()])
+        Identity::new(
+            &CAPABILITIES,
+            url,
+            &[
+                "sqlite",
+                &path.to_string_lossy(),
+                self.options.namespace.as_str(),
+            ],
+        )
     }
 
     fn stored_as(&self, key: &Key) -> Result<String> {
         let namespace = self.options.namespace.as_str();
-        Ok(if namespace.is_empty() { key.to_string() } else { format!("{namespace}:{key}") })
+        Ok(if namespace.is_empty() {
+            key.to_string()
+        } else {
+            format!("{namespace}:{key}")
+        })
     }
 
     async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<SqliteVersion>> {
         let looks = matches!(purpose, ReadFor::Look);
         let namespace = self.options.namespace.clone();
-        let file = if looks { self.open_to_look().await? } else { self.file_now()? };
-        let database = if looks { self.database.as_mut() } else { Some(self.open().await?.0) };
+        let file = if looks {
+            self.open_to_look().await?
+        } else {
+            self.file_now()?
+        };
+        let database = if looks {
+            self.database.as_mut()
+        } else {
+            Some(self.open().await?.0)
+        };
         let (mut row, mut listed) = (StoredRow::default(), Vec::new());
         if let Some(database) = database {
             row = database.read(&namespace, key).await?;
@@ -53,7 +79,9 @@ impl cas::Store for SqliteClient {
             ReadFor::Acquire { request, .. } => self.read_for_request(request, &mut snapshot)?,
             ReadFor::Release(token, _) => {
                 let witness = self.witness(key, file.as_deref());
-                snapshot.document.drop_dead_holds(token, |hold| witness.has_process(hold));
+                snapshot
+                    .document
+                    .drop_dead_holds(token, |hold| witness.has_process(hold));
             }
             ReadFor::Look => snapshot.outside = self.outside(key, &snapshot, file.as_deref())?,
             ReadFor::Change | ReadFor::Warn => {}
@@ -61,23 +89,48 @@ impl cas::Store for SqliteClient {
         Ok(snapshot)
     }
 
-    async fn swap(&mut self, key: &Key, was: Snapshot<SqliteVersion>, change: Change<'_>) -> Result<bool> {
-        let (namespace, document, version) = (self.options.namespace.clone(), change.document, &was.version);
+    async fn swap(
+        &mut self,
+        key: &Key,
+        was: Snapshot<SqliteVersion>,
+        change: Change<'_>,
+    ) -> Result<bool> {
+        let (namespace, document, version) = (
+            self.options.namespace.clone(),
+            change.document,
+            &was.version,
+        );
         let (now, fence) = (was.now(), change.granted.or(was.fence));
         let (revision, lock_file) = (version.revision, version.lock_file);
-        let write = RowWrite { revision, fence, lock_file, document, now, ended: &change.ended, absorbed: &version.absorbed };
+        let write = RowWrite {
+            revision,
+            fence,
+            lock_file,
+            document,
+            now,
+            ended: &change.ended,
+            absorbed: &version.absorbed,
+        };
         let durable = outlives_power_cut(&was.document, document);
-        if !self.open().await?.0.swap((&namespace, key), write, durable).await? {
+        if !self
+            .open()
+            .await?
+            .0
+            .swap((&namespace, key), write, durable)
+            .await?
+        {
             return Ok(false);
         }
         if durable && change.granted.is_some() && document.run_record().start.is_some() {
             Database::reserve(&self.options.path);
         }
-        // Waiters for the end of a lease watch the file, and so do those with a position in the queue, which must wait for the
-        // bytes of an exclusive holder from now on.
-        let lease_ended = was.document.ends_by_itself(Mode::Exclusive).is_some() && !document.has_holders();
+        // Waiters for the end of a lease watch the file, and so do those with a position in the
+        // queue, which must wait for the bytes of an exclusive holder from now on.
+        let lease_ended =
+            was.document.ends_by_itself(Mode::Exclusive).is_some() && !document.has_holders();
         let alone = change.granted.is_some() && document.exclusive_owner().is_some();
-        self.notify_watchers |= !change.wake.is_empty() || lease_ended || alone && !document.queue().is_empty();
+        self.notify_watchers |=
+            !change.wake.is_empty() || lease_ended || alone && !document.queue().is_empty();
         if let (Some(slot), Some(request)) = (self.slots.get_mut(key), change.request) {
             slot.granted = change.granted.map(|_| request.token);
             slot.seen = document.clone();
@@ -92,9 +145,14 @@ impl cas::Store for SqliteClient {
     fn advise(&mut self, request: &Request, busy: &mut Busy) {
         busy.notifies = true;
         // While a process has the lock, no time says when it ends.
-        if let Some(slot) = self.slots.get(&request.key).filter(|slot| !busy.transient && !slot.seen.has_room(request.mode, None)) {
+        if let Some(slot) = self
+            .slots
+            .get(&request.key)
+            .filter(|slot| !busy.transient && !slot.seen.has_room(request.mode, None))
+        {
             let ends = slot.seen.ends_by_itself(request.mode);
-            busy.expires_in = ends.map(|ends| Duration::from_millis(ends.saturating_sub(slot.seen_at)));
+            busy.expires_in =
+                ends.map(|ends| Duration::from_millis(ends.saturating_sub(slot.seen_at)));
         }
     }
 
@@ -107,14 +165,25 @@ impl cas::Store for SqliteClient {
     }
 
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
-        let Self { options, database, slots, .. } = self;
-        if slots.get(&request.key).is_some_and(|slot| slot.granted == Some(request.token)) {
-            // A holder must not spend time on the list: a waiter whose byte is free is skipped, and removed by later waiters.
+        let Self {
+            options,
+            database,
+            slots,
+            ..
+        } = self;
+        if slots
+            .get(&request.key)
+            .is_some_and(|slot| slot.granted == Some(request.token))
+        {
+            // A holder must not spend time on the list: a waiter whose byte is free is skipped, and
+            // removed by later waiters.
             return Ok(true);
         }
         match database {
             Some(database) => {
-                let removed = database.remove_waiter(&options.namespace, &request.key, &request.token.hold_text()).await?;
+                let removed = database
+                    .remove_waiter(&options.namespace, &request.key, &request.token.hold_text())
+                    .await?;
                 // Those behind it in the queue may go now.
                 self.notify_watchers |= removed && in_order(request);
                 Ok(removed)
@@ -123,16 +192,26 @@ impl cas::Store for SqliteClient {
         }
     }
 
-    async fn scan(&mut self, start: &str, progress: &Progress) -> Result<Vec<(Key, Snapshot<SqliteVersion>)>> {
+    async fn scan(
+        &mut self,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<(Key, Snapshot<SqliteVersion>)>> {
         let file = self.open_to_look().await?;
-        let Self { options, database, .. } = self;
-        let Some(database) = database else { return Ok(Vec::new()) };
+        let Self {
+            options, database, ..
+        } = self;
+        let Some(database) = database else {
+            return Ok(Vec::new());
+        };
         let rows = database.scan(&options.namespace, start, progress).await?;
         let mut listed = database.waiters(&options.namespace, start).await?;
         let mut found = Vec::new();
         for row in rows.into_iter().filter(|row| row.document.has_holders()) {
             // A key that no dlock can have written is no lock.
-            let Ok(key) = Key::new(row.key.clone()) else { continue };
+            let Ok(key) = Key::new(row.key.clone()) else {
+                continue;
+            };
             let waiters = listed.remove(key.as_str()).unwrap_or_default();
             let snapshot = self.snapshot(&key, row, waiters, file.as_deref());
             found.push((key, snapshot));
@@ -142,11 +221,21 @@ impl cas::Store for SqliteClient {
 
     async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         self.open_to_look().await?;
-        let Self { options, database, .. } = self;
-        let Some(database) = database else { return Ok(Vec::new()) };
+        let Self {
+            options, database, ..
+        } = self;
+        let Some(database) = database else {
+            return Ok(Vec::new());
+        };
         let rows = database.scan(&options.namespace, start, progress).await?;
-        let wanted = |row: &StoredRow| which == Which::All || row.document.run_record().current_denial(row.now).is_some();
-        Ok(rows.into_iter().filter(wanted).filter_map(|row| Key::new(row.key).ok()).collect())
+        let wanted = |row: &StoredRow| {
+            which == Which::All || row.document.run_record().current_denial(row.now).is_some()
+        };
+        Ok(rows
+            .into_iter()
+            .filter(wanted)
+            .filter_map(|row| Key::new(row.key).ok())
+            .collect())
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
@@ -160,17 +249,26 @@ impl cas::Store for SqliteClient {
         let namespace = self.options.namespace.clone();
         let (database, _) = self.open().await?;
         match note {
-            Note::Skipped { host, reason, .. } => database.skip(&namespace, key, host, reason).await,
+            Note::Skipped { host, reason, .. } => {
+                database.skip(&namespace, key, host, reason).await
+            }
             Note::Lost(past) => database.lost(&namespace, key, past).await,
         }
     }
 }
 
-/// Whether a change concerns what a power cut does not end: a detached hold, or a run record that later runs depend on.
+/// Whether a change concerns what a power cut does not end: a detached hold, or a run record that
+/// later runs depend on.
 fn outlives_power_cut(was: &Document, is: &Document) -> bool {
     let counts = |document: &Document| {
         let record = document.run_record();
-        record.start.is_some() || record.cooldown.as_ref().is_some_and(|cooldown| cooldown.at_least_ms > 0)
+        record.start.is_some()
+            || record
+                .cooldown
+                .as_ref()
+                .is_some_and(|cooldown| cooldown.at_least_ms > 0)
     };
-    was.has_detached() || is.has_detached() || was.run_record() != is.run_record() && (counts(was) || counts(is))
+    was.has_detached()
+        || is.has_detached()
+        || was.run_record() != is.run_record() && (counts(was) || counts(is))
 }

@@ -6,17 +6,36 @@ use crate::lock::{Admin as _, Fence, Progress, Which};
 #[tokio::test]
 async fn an_unreported_start_does_not_count_as_an_earlier_run() {
     let (_directory, path) = place();
-    let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
-    let run_policy =
-        RunPolicy { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: Some(once), anyway: false };
-    let asked = Request { detached: true, run_policy: Some(run_policy), ..request("job") };
+    let once = Once {
+        window: Duration::from_secs(3600),
+        retry_failed: 0,
+        retry_crashed: false,
+    };
+    let run_policy = RunPolicy {
+        place: "a".into(),
+        skew_guard: None,
+        at_least: Some(Duration::from_secs(60)),
+        once: Some(once),
+        anyway: false,
+    };
+    let asked = Request {
+        detached: true,
+        run_policy: Some(run_policy),
+        ..request("job")
+    };
     let mut a = backend(&path);
     let first = granted(&mut a, &asked).await;
     // The lease ended before the answer came.
     sql(&path, "UPDATE locks SET document = (SELECT json_set(document, fullkey || '.e', 1) FROM json_each(document, '$.s[0].h'))").await;
     let mut b = backend(&path);
-    let other = Request { token: Token::random(), ..asked.clone() };
-    assert!(matches!(b.try_acquire(&other).await.unwrap(), Attempt::Denied(_)));
+    let other = Request {
+        token: Token::random(),
+        ..asked.clone()
+    };
+    assert!(matches!(
+        b.try_acquire(&other).await.unwrap(),
+        Attempt::Denied(_)
+    ));
     let again = granted(&mut backend(&path), &asked).await;
     assert!(again.fence > first.fence);
     let start = b.history(&asked.key).await.unwrap().record.start.unwrap();
@@ -36,7 +55,10 @@ async fn a_busy_answer_names_the_holder() {
     assert_eq!(found.holders[0].fence, Some(one.fence));
     assert_eq!(found.holders[0].metadata, first.metadata);
     assert!(found.notifies);
-    assert_eq!(found.expires_in, None, "an attached hold ends with its processes");
+    assert_eq!(
+        found.expires_in, None,
+        "an attached hold ends with its processes"
+    );
 
     assert_eq!(release(&mut a, &first).await, Release::Released);
     let two = granted(&mut b, &second).await;
@@ -51,7 +73,10 @@ async fn two_owners_in_one_process_exclude_each_other() {
     let (first, second) = (request("job"), request("job"));
     granted(&mut a, &first).await;
     busy(&mut a, &second).await;
-    assert_eq!(a.wait(&second, Duration::from_millis(10)).await.unwrap(), Wake::TimedOut);
+    assert_eq!(
+        a.wait(&second, Duration::from_millis(10)).await.unwrap(),
+        Wake::TimedOut
+    );
     a.leave_queue(&second).await.unwrap();
     busy(&mut backend(&path), &second).await;
     release(&mut a, &first).await;
@@ -69,7 +94,12 @@ async fn a_repeated_attached_or_detached_request_counts_once() {
         if request.detached {
             assert_eq!(granted(&mut backend(&path), &request).await, first);
         }
-        assert_eq!(a.release(&request.key, &request.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
+        assert_eq!(
+            a.release(&request.key, &request.token, &Scope::Hold.into())
+                .await
+                .unwrap(),
+            Release::Released
+        );
         granted(&mut backend(&path), &self::request(request.key.as_str())).await;
     }
 }
@@ -81,15 +111,34 @@ async fn a_stale_token_changes_nothing() {
     for (old, new) in [(request("x"), request("x")), (detached("y"), detached("y"))] {
         granted(&mut a, &old).await;
         release(&mut a, &old).await;
-        assert_eq!(a.renew(&old.key, &old.token, None.into()).await.unwrap(), Renewal::NotHeld);
+        assert_eq!(
+            a.renew(&old.key, &old.token, None.into()).await.unwrap(),
+            Renewal::NotHeld
+        );
         assert_eq!(release(&mut a, &old).await, Release::NotHeld);
 
         let grant = granted(&mut b, &new).await;
-        assert_eq!(a.renew(&old.key, &old.token, Some(ttl(600)).into()).await.unwrap(), Renewal::NotHeld);
+        assert_eq!(
+            a.renew(&old.key, &old.token, Some(ttl(600)).into())
+                .await
+                .unwrap(),
+            Renewal::NotHeld
+        );
         assert_eq!(release(&mut a, &old).await, Release::NotHeld);
-        let wrong_hold = Token { hold: 1, ..new.token };
-        assert_eq!(a.renew(&old.key, &wrong_hold, None.into()).await.unwrap(), Renewal::NotHeld);
-        assert_eq!(a.release(&old.key, &wrong_hold, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
+        let wrong_hold = Token {
+            hold: 1,
+            ..new.token
+        };
+        assert_eq!(
+            a.renew(&old.key, &wrong_hold, None.into()).await.unwrap(),
+            Renewal::NotHeld
+        );
+        assert_eq!(
+            a.release(&old.key, &wrong_hold, &Scope::Tree.into())
+                .await
+                .unwrap(),
+            Release::NotHeld
+        );
 
         let state = b.inspect(&new.key).await.unwrap();
         assert_eq!(state.holders[0].fence, Some(grant.fence));
@@ -102,7 +151,10 @@ async fn a_stale_token_changes_nothing() {
 #[tokio::test]
 async fn a_detached_hold_lasts_until_its_lease_ends_and_no_longer() {
     let (_keep, path) = place();
-    let held = Request { ttl: ttl(1), ..detached("job") };
+    let held = Request {
+        ttl: ttl(1),
+        ..detached("job")
+    };
     let first = granted(&mut backend(&path), &held).await;
     let mut other = backend(&path);
     let found = busy(&mut other, &request("job")).await;
@@ -114,7 +166,13 @@ async fn a_detached_hold_lasts_until_its_lease_ends_and_no_longer() {
     );
 
     tokio::time::sleep(Duration::from_millis(1300)).await;
-    assert_eq!(remote.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(
+        remote
+            .renew(&held.key, &held.token, None.into())
+            .await
+            .unwrap(),
+        Renewal::NotHeld
+    );
     assert_eq!(release(&mut remote, &held).await, Release::NotHeld);
     assert!(remote.inspect(&held.key).await.unwrap().holders.is_empty());
     assert!(granted(&mut other, &request("job")).await.fence > first.fence);
@@ -126,13 +184,33 @@ async fn a_renewal_never_ends_a_hold_sooner() {
     let mut a = backend(&path);
     for held in [request("x"), detached("y")] {
         let grant = granted(&mut a, &held).await;
-        let shorter = a.renew(&held.key, &held.token, Some(ttl(5)).into()).await.unwrap();
-        assert!(matches!(shorter, Renewal::Kept { expires_in: Some(expires_in) } if expires_in > Duration::from_secs(50)), "{shorter:?}");
-        let longer = a.renew(&held.key, &held.token, Some(ttl(600)).into()).await.unwrap();
-        assert_eq!(longer, Renewal::Renewed { ttl: ttl(600), fence: grant.fence });
+        let shorter = a
+            .renew(&held.key, &held.token, Some(ttl(5)).into())
+            .await
+            .unwrap();
+        assert!(
+            matches!(shorter, Renewal::Kept { expires_in: Some(expires_in) } if expires_in > Duration::from_secs(50)),
+            "{shorter:?}"
+        );
+        let longer = a
+            .renew(&held.key, &held.token, Some(ttl(600)).into())
+            .await
+            .unwrap();
+        assert_eq!(
+            longer,
+            Renewal::Renewed {
+                ttl: ttl(600),
+                fence: grant.fence
+            }
+        );
         let usual = a.renew(&held.key, &held.token, None.into()).await.unwrap();
-        assert!(matches!(usual, Renewal::Kept { expires_in: Some(expires_in) } if expires_in > Duration::from_secs(590)), "{usual:?}");
-        let left = a.inspect(&held.key).await.unwrap().holders[0].expires_in.unwrap();
+        assert!(
+            matches!(usual, Renewal::Kept { expires_in: Some(expires_in) } if expires_in > Duration::from_secs(590)),
+            "{usual:?}"
+        );
+        let left = a.inspect(&held.key).await.unwrap().holders[0]
+            .expires_in
+            .unwrap();
         assert!(left > Duration::from_secs(590), "{left:?}");
     }
 }
@@ -141,8 +219,24 @@ async fn a_renewal_never_ends_a_hold_sooner() {
 async fn odd_keys_and_namespaces_are_distinct() {
     let (_keep, path) = place();
     let mut a = backend(&path);
-    let odd =
-        ["job", "JOB", "job ", " job", "a/b", "a", "../x", "a{b}c", "%", "_", "*", "%25", "é", "e\u{301}", "'", "\"; DROP TABLE locks; --"];
+    let odd = [
+        "job",
+        "JOB",
+        "job ",
+        " job",
+        "a/b",
+        "a",
+        "../x",
+        "a{b}c",
+        "%",
+        "_",
+        "*",
+        "%25",
+        "é",
+        "e\u{301}",
+        "'",
+        "\"; DROP TABLE locks; --",
+    ];
     for name in odd {
         granted(&mut a, &request(name)).await;
     }
@@ -156,7 +250,14 @@ async fn odd_keys_and_namespaces_are_distinct() {
     assert_ne!(a.identity().fingerprint, other.identity().fingerprint);
     let listed = |start: &'static str| {
         let mut look = backend(&path);
-        async move { look.list(start, &Progress::default()).await.unwrap().into_iter().map(|state| state.key.to_string()).collect::<Vec<_>>() }
+        async move {
+            look.list(start, &Progress::default())
+                .await
+                .unwrap()
+                .into_iter()
+                .map(|state| state.key.to_string())
+                .collect::<Vec<_>>()
+        }
     };
     let mut all: Vec<String> = odd.map(str::to_owned).to_vec();
     all.sort();
@@ -191,7 +292,12 @@ async fn inspect_and_list_create_and_change_nothing() {
     let (keep, path) = place();
     let mut look = backend(&path);
     assert!(look.inspect(&key("job")).await.unwrap().holders.is_empty());
-    assert!(look.list("", &Progress::default()).await.unwrap().is_empty());
+    assert!(
+        look.list("", &Progress::default())
+            .await
+            .unwrap()
+            .is_empty()
+    );
     assert_eq!(std::fs::read_dir(keep.path()).unwrap().count(), 0);
 
     let mut a = backend(&path);
@@ -204,7 +310,12 @@ async fn inspect_and_list_create_and_change_nothing() {
     release(&mut a, &held).await;
     let state = look.inspect(&key("job")).await.unwrap();
     assert!(state.holders.is_empty() && state.last_fence == Some(grant.fence));
-    assert!(look.list("", &Progress::default()).await.unwrap().is_empty());
+    assert!(
+        look.list("", &Progress::default())
+            .await
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[tokio::test]
@@ -213,7 +324,10 @@ async fn locked_bytes_mean_held_whatever_the_row_contains() {
     let file = LockFile::open(&path, false).unwrap();
     let mut a = backend(&path);
     let bytes = a.client().bytes(&key("job"));
-    assert!(file.try_lock(bytes.first(), super::super::lock_file::LockKind::Write).unwrap());
+    assert!(
+        file.try_lock(bytes.first(), super::super::lock_file::LockKind::Write)
+            .unwrap()
+    );
     let found = busy(&mut a, &request("job")).await;
     assert_eq!(found.holders.len(), 1);
     assert_eq!(found.holders[0].metadata, None);
@@ -242,19 +356,57 @@ async fn the_log_does_not_grow_without_bound() {
 async fn gc_removes_unused_locks_and_keeps_run_records() {
     let (_keep, path) = place();
     let mut a = backend(&path);
-    let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
-    let run_policy = RunPolicy { place: "a".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false };
-    let (plain, kept, held) = (request("plain"), Request { run_policy: Some(run_policy), ..request("kept") }, request("held"));
+    let once = Once {
+        window: Duration::from_secs(3600),
+        retry_failed: 0,
+        retry_crashed: false,
+    };
+    let run_policy = RunPolicy {
+        place: "a".into(),
+        skew_guard: None,
+        at_least: None,
+        once: Some(once),
+        anyway: false,
+    };
+    let (plain, kept, held) = (
+        request("plain"),
+        Request {
+            run_policy: Some(run_policy),
+            ..request("kept")
+        },
+        request("held"),
+    );
     for request in [&plain, &kept] {
         granted(&mut a, request).await;
         assert_eq!(release(&mut a, request).await, Release::Released);
     }
     granted(&mut a, &held).await;
-    assert_eq!(a.collect(Duration::from_secs(60), &Progress::default()).await.unwrap(), Some(0), "all of it was used just now");
+    assert_eq!(
+        a.collect(Duration::from_secs(60), &Progress::default())
+            .await
+            .unwrap(),
+        Some(0),
+        "all of it was used just now"
+    );
     sql(&path, "UPDATE locks SET fence = 1, changed_ms = 1").await;
-    sql(&path, "UPDATE runs SET entry = json_set(entry, '$.s', 1, '$.e', 1)").await;
-    assert_eq!(a.collect(Duration::from_secs(60), &Progress::default()).await.unwrap(), Some(1));
-    assert_eq!(a.known("", Which::All, &Progress::default()).await.unwrap(), [held.key.clone(), kept.key.clone()]);
+    sql(
+        &path,
+        "UPDATE runs SET entry = json_set(entry, '$.s', 1, '$.e', 1)",
+    )
+    .await;
+    assert_eq!(
+        a.collect(Duration::from_secs(60), &Progress::default())
+            .await
+            .unwrap(),
+        Some(1)
+    );
+    assert_eq!(
+        a.known("", Which::All, &Progress::default()).await.unwrap(),
+        [held.key.clone(), kept.key.clone()]
+    );
     assert!(a.history(&plain.key).await.unwrap().past.is_empty());
-    assert!(granted(&mut a, &plain).await.fence > Fence(1_000_000_000), "fences are never below the time");
+    assert!(
+        granted(&mut a, &plain).await.fence > Fence(1_000_000_000),
+        "fences are never below the time"
+    );
 }

@@ -1,4 +1,5 @@
-//! Tests with real files and processes. A process is this test binary, started again for one test that follows its environment variables.
+//! Tests with real files and processes. A process is this test binary, started again for one test
+//! that follows its environment variables.
 #![allow(clippy::disallowed_methods)] // time is what is measured here
 
 mod answers;
@@ -21,8 +22,8 @@ use super::{
     lock_file::{LockFile, Range},
 };
 use crate::lock::{
-    Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Once, Release, Renewal, Request, RunPolicy, Scope,
-    Tether, Token, Ttl, Wake,
+    Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Once,
+    Release, Renewal, Request, RunPolicy, Scope, Tether, Token, Ttl, Wake,
 };
 
 fn key(name: &str) -> Key {
@@ -38,15 +39,28 @@ fn backend(path: &Path) -> Sqlite {
 }
 
 fn request(name: &str) -> Request {
-    Request { metadata: Some(Metadata { host: Some("here".into()), ..Metadata::default() }), ..Request::new(key(name), ttl(60)) }
+    Request {
+        metadata: Some(Metadata {
+            host: Some("here".into()),
+            ..Metadata::default()
+        }),
+        ..Request::new(key(name), ttl(60))
+    }
 }
 
 fn detached(name: &str) -> Request {
-    Request { detached: true, ..request(name) }
+    Request {
+        detached: true,
+        ..request(name)
+    }
 }
 
 fn nested(outer: &Request) -> Request {
-    Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() }
+    Request {
+        token: outer.token.nested(),
+        entry: Entry::Reenter,
+        ..outer.clone()
+    }
 }
 
 /// A directory, and the path of a database in it that doesn't exist yet.
@@ -77,8 +91,8 @@ async fn busy(backend: &mut Sqlite, request: &Request) -> Busy {
     }
 }
 
-/// Unlocks what a process has locked, as its death does. Dropping it is not enough: a process that another test is just starting has
-/// its descriptors too, until it runs its program.
+/// Unlocks what a process has locked, as its death does. Dropping it is not enough: a process that
+/// another test is just starting has its descriptors too, until it runs its program.
 fn die(mut process: Sqlite) {
     for slot in process.client().slots.values() {
         slot.file.unlock(Range::EVERYTHING);
@@ -94,7 +108,9 @@ async fn acquire(backend: &mut Sqlite, request: &Request) -> Grant {
                 return grant;
             }
             Ok(Attempt::Busy(busy)) => {
-                let at_most = busy.expires_in.map_or(Duration::from_secs(5), |left| left + Duration::from_millis(2));
+                let at_most = busy.expires_in.map_or(Duration::from_secs(5), |left| {
+                    left + Duration::from_millis(2)
+                });
                 backend.wait(request, at_most).await.unwrap();
             }
             Ok(other) => panic!("{other:?}"),
@@ -105,5 +121,8 @@ async fn acquire(backend: &mut Sqlite, request: &Request) -> Grant {
 }
 
 async fn release(backend: &mut Sqlite, request: &Request) -> Release {
-    backend.release(&request.key, &request.token, &Scope::Tree.into()).await.unwrap()
+    backend
+        .release(&request.key, &request.token, &Scope::Tree.into())
+        .await
+        .unwrap()
 }

@@ -13,16 +13,37 @@ async fn three_nested_holds_are_free_with_the_last() {
     let grant = granted(&mut b, &middle).await;
     assert_eq!((grant.fence, grant.holds), (fence, 2));
     assert_eq!(granted(&mut c, &inner).await.holds, 3);
-    assert_eq!(granted(&mut c, &inner).await.holds, 3, "a repeated request counts once");
-    assert!(matches!(c.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::Renewed { fence: f, .. } if f == fence));
+    assert_eq!(
+        granted(&mut c, &inner).await.holds,
+        3,
+        "a repeated request counts once"
+    );
+    assert!(
+        matches!(c.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::Renewed { fence: f, .. } if f == fence)
+    );
 
     assert_eq!(release(&mut c, &inner).await, Release::StillHeld(2));
-    assert_eq!(c.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(
+        c.renew(&inner.key, &inner.token, None.into())
+            .await
+            .unwrap(),
+        Renewal::NotHeld
+    );
     assert_eq!(release(&mut c, &inner).await, Release::NotHeld);
     // The outer hold is released first: the inner one keeps the lock.
-    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::StillHeld(1));
+    assert_eq!(
+        a.release(&outer.key, &outer.token, &Scope::Hold.into())
+            .await
+            .unwrap(),
+        Release::StillHeld(1)
+    );
     busy(&mut a, &request("job")).await;
-    assert!(matches!(b.renew(&middle.key, &middle.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
+    assert!(matches!(
+        b.renew(&middle.key, &middle.token, None.into())
+            .await
+            .unwrap(),
+        Renewal::Renewed { .. }
+    ));
     assert_eq!(release(&mut b, &middle).await, Release::Released);
     assert!(granted(&mut a, &request("job")).await.fence > fence);
 }
@@ -49,7 +70,12 @@ async fn a_nested_hold_whose_process_is_gone_does_not_keep_the_lock() {
     granted(&mut a, &outer).await;
     granted(&mut b, &nested(&outer)).await;
     die(b);
-    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
+    assert_eq!(
+        a.release(&outer.key, &outer.token, &Scope::Hold.into())
+            .await
+            .unwrap(),
+        Release::Released
+    );
     granted(&mut backend(&path), &request("job")).await;
 }
 
@@ -63,7 +89,12 @@ async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_died() {
     granted(&mut b, &inner).await;
     die(a);
     busy(&mut backend(&path), &request("job")).await;
-    assert!(matches!(b.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
+    assert!(matches!(
+        b.renew(&inner.key, &inner.token, None.into())
+            .await
+            .unwrap(),
+        Renewal::Renewed { .. }
+    ));
     assert_eq!(release(&mut b, &inner).await, Release::Released);
     granted(&mut backend(&path), &request("job")).await;
 }
@@ -72,21 +103,39 @@ async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_died() {
 async fn a_lock_that_is_not_held_can_not_be_entered() {
     let (_keep, path) = place();
     let (mut a, mut b) = (backend(&path), backend(&path));
-    let not_held = async |b: &mut Sqlite, wants: &Request| matches!(b.try_acquire(wants).await.unwrap(), Attempt::NotHeld);
+    let not_held = async |b: &mut Sqlite, wants: &Request| {
+        matches!(b.try_acquire(wants).await.unwrap(), Attempt::NotHeld)
+    };
     let outer = request("job");
-    assert!(not_held(&mut b, &nested(&outer)).await, "the lock was never acquired");
+    assert!(
+        not_held(&mut b, &nested(&outer)).await,
+        "the lock was never acquired"
+    );
     granted(&mut a, &outer).await;
     release(&mut a, &outer).await;
-    assert!(not_held(&mut b, &nested(&outer)).await, "the lock was released");
+    assert!(
+        not_held(&mut b, &nested(&outer)).await,
+        "the lock was released"
+    );
     let died = request("job");
     granted(&mut a, &died).await;
     die(a);
-    assert!(not_held(&mut b, &nested(&died)).await, "the holder's processes are gone");
+    assert!(
+        not_held(&mut b, &nested(&died)).await,
+        "the holder's processes are gone"
+    );
     let mut c = backend(&path);
     let newer = request("job");
     granted(&mut c, &newer).await;
-    assert!(not_held(&mut b, &nested(&died)).await, "another owner holds the lock");
-    assert_eq!(release(&mut c, &newer).await, Release::Released, "no hold is left that blocks it");
+    assert!(
+        not_held(&mut b, &nested(&died)).await,
+        "another owner holds the lock"
+    );
+    assert_eq!(
+        release(&mut c, &newer).await,
+        Release::Released,
+        "no hold is left that blocks it"
+    );
     granted(&mut b, &request("job")).await;
 }
 
@@ -96,11 +145,24 @@ async fn a_detached_hold_can_be_entered() {
     let (mut a, mut b) = (backend(&path), backend(&path));
     let outer = detached("job");
     granted(&mut a, &outer).await;
-    let inner = Request { detached: false, ..nested(&outer) };
+    let inner = Request {
+        detached: false,
+        ..nested(&outer)
+    };
     assert_eq!(granted(&mut b, &inner).await.holds, 2);
     busy(&mut backend(&path), &request("job")).await;
-    assert!(matches!(b.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
-    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::StillHeld(1));
+    assert!(matches!(
+        b.renew(&inner.key, &inner.token, None.into())
+            .await
+            .unwrap(),
+        Renewal::Renewed { .. }
+    ));
+    assert_eq!(
+        a.release(&outer.key, &outer.token, &Scope::Hold.into())
+            .await
+            .unwrap(),
+        Release::StillHeld(1)
+    );
     busy(&mut backend(&path), &request("job")).await;
     assert_eq!(release(&mut b, &inner).await, Release::Released);
     granted(&mut backend(&path), &request("job")).await;
@@ -112,9 +174,27 @@ async fn entering_never_ends_a_lease_sooner() {
     let mut a = backend(&path);
     let outer = detached("job");
     granted(&mut a, &outer).await;
-    granted(&mut backend(&path), &Request { ttl: ttl(1), detached: false, ..nested(&outer) }).await;
-    assert!(a.inspect(&key("job")).await.unwrap().holders[0].expires_in.unwrap() > Duration::from_secs(50));
+    granted(
+        &mut backend(&path),
+        &Request {
+            ttl: ttl(1),
+            detached: false,
+            ..nested(&outer)
+        },
+    )
+    .await;
+    assert!(
+        a.inspect(&key("job")).await.unwrap().holders[0]
+            .expires_in
+            .unwrap()
+            > Duration::from_secs(50)
+    );
     tokio::time::sleep(Duration::from_millis(1100)).await;
     // The inner hold has expired, and does not keep the lock.
-    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
+    assert_eq!(
+        a.release(&outer.key, &outer.token, &Scope::Hold.into())
+            .await
+            .unwrap(),
+        Release::Released
+    );
 }

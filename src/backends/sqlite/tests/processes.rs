@@ -12,7 +12,8 @@ use super::*;
 
 const TASK: &str = "DLOCK_SQLITE_TEST_TASK";
 
-/// Not a test, but the entry point of the other processes. Does nothing without the environment variable.
+/// Not a test, but the entry point of the other processes. Does nothing without the environment
+/// variable.
 #[tokio::test]
 async fn process() {
     let Ok(task) = env::var(TASK) else { return };
@@ -20,12 +21,49 @@ async fn process() {
     let path = Path::new(words[1]);
     match words[0] {
         "hold" => hold(path, words[2], request("job")).await,
-        "hold-s" => hold(path, words[2], Request { mode: Mode::Shared, ..request("job") }).await,
-        "hold-p" => hold(path, words[2], Request { mode: Mode::Permits(2), ..request("job") }).await,
-        "hold-f" => hold(path, words[2], Request { fair: true, ..request("job") }).await,
+        "hold-s" => {
+            hold(
+                path,
+                words[2],
+                Request {
+                    mode: Mode::Shared,
+                    ..request("job")
+                },
+            )
+            .await;
+        }
+        "hold-p" => {
+            hold(
+                path,
+                words[2],
+                Request {
+                    mode: Mode::Permits(2),
+                    ..request("job")
+                },
+            )
+            .await;
+        }
+        "hold-f" => {
+            hold(
+                path,
+                words[2],
+                Request {
+                    fair: true,
+                    ..request("job")
+                },
+            )
+            .await;
+        }
         "mix" => mix(path, Path::new(words[2])).await,
         "count" => count(path, Path::new(words[2])).await,
-        "refused" => say(&format!("{:?}", backend(path).try_acquire(&request("job")).await.unwrap_err().kind)),
+        "refused" => say(&format!(
+            "{:?}",
+            backend(path)
+                .try_acquire(&request("job"))
+                .await
+                .unwrap_err()
+                .kind
+        )),
         "drain" => drain(path).await,
         other => panic!("{other}"),
     }
@@ -48,12 +86,21 @@ fn read_order() -> String {
 async fn hold(path: &Path, child: &str, request: Request) {
     let mut backend = backend(path);
     backend.prepare(true).unwrap();
-    let held = Request { waiting: true, ttl: ttl(1), ..request };
+    let held = Request {
+        waiting: true,
+        ttl: ttl(1),
+        ..request
+    };
     say("ready");
     let grant = acquire(&mut backend, &held).await;
     say(&grant.fence.to_string());
     if child == "child" {
-        let child = Command::new("sleep").arg("60").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let child = Command::new("sleep")
+            .arg("60")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
         say(&child.id().to_string());
     }
     if read_order() == "release" {
@@ -67,13 +114,21 @@ async fn hold(path: &Path, child: &str, request: Request) {
 async fn count(path: &Path, counter: &Path) {
     for _ in 0..25 {
         let mut backend = backend(path);
-        let held = Request { waiting: true, ..request("job") };
+        let held = Request {
+            waiting: true,
+            ..request("job")
+        };
         let grant = acquire(&mut backend, &held).await;
         let before: (u64, u64) = fs::read_to_string(counter).map_or((0, 0), |text| {
             let (count, fence) = text.split_once(' ').unwrap();
             (count.parse().unwrap(), fence.parse().unwrap())
         });
-        assert!(grant.fence.0 > before.1, "fence {} after {}", grant.fence, before.1);
+        assert!(
+            grant.fence.0 > before.1,
+            "fence {} after {}",
+            grant.fence,
+            before.1
+        );
         fs::write(counter, format!("{} {}", before.0 + 1, grant.fence)).unwrap();
         assert_eq!(release(&mut backend, &held).await, Release::Released);
     }
@@ -94,20 +149,36 @@ async fn mix(path: &Path, marks: &Path) {
             _ => ("p", Mode::Permits(2)),
         };
         let mut backend = backend(path);
-        let held = Request { waiting: true, mode, fair: dice & 16 > 0, ..request("job") };
+        let held = Request {
+            waiting: true,
+            mode,
+            fair: dice & 16 > 0,
+            ..request("job")
+        };
         let grant = acquire(&mut backend, &held).await;
-        let name = format!("{kind}{}.{me}", grant.permit.map(|permit| permit.to_string()).unwrap_or_default());
+        let name = format!(
+            "{kind}{}.{me}",
+            grant
+                .permit
+                .map(|permit| permit.to_string())
+                .unwrap_or_default()
+        );
         // The mark of a process that dies is unlocked.
         let mark = File::create(marks.join(&name)).unwrap();
         flock(&mark, FlockOperation::NonBlockingLockExclusive).unwrap();
         for other in fs::read_dir(marks).unwrap() {
             let other = other.unwrap();
             let text = other.file_name().into_string().unwrap();
-            let Ok(file) = File::open(other.path()) else { continue };
+            let Ok(file) = File::open(other.path()) else {
+                continue;
+            };
             if text == name || flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
                 continue;
             }
-            let (theirs, ours) = (text.split('.').next().unwrap(), name.split('.').next().unwrap());
+            let (theirs, ours) = (
+                text.split('.').next().unwrap(),
+                name.split('.').next().unwrap(),
+            );
             let alike = theirs.starts_with(kind) && kind != "x" && (kind == "s" || theirs != ours);
             assert!(alike, "{name} next to {text}");
         }
@@ -122,7 +193,10 @@ async fn mix(path: &Path, marks: &Path) {
 pub(super) async fn drain(path: &Path) {
     let mut backend = backend(path);
     backend.prepare(true).unwrap();
-    let held = Request { waiting: true, ..request("job") };
+    let held = Request {
+        waiting: true,
+        ..request("job")
+    };
     busy(&mut backend, &held).await;
     say("ready");
     acquire(&mut backend, &held).await;
@@ -144,17 +218,39 @@ impl Other {
     }
 
     fn run(mut command: Command, task: &str) -> Self {
-        command.args(["backends::sqlite::tests::processes::process", "--exact", "--nocapture", "--test-threads=1"]).env(TASK, task);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
-        Self { child, input, output }
+        command
+            .args([
+                "backends::sqlite::tests::processes::process",
+                "--exact",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env(TASK, task);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (
+            child.stdin.take(),
+            BufReader::new(child.stdout.take().unwrap()),
+        );
+        Self {
+            child,
+            input,
+            output,
+        }
     }
 
     /// Returns the next message of the process.
     pub(super) fn says(&mut self) -> String {
         loop {
             let mut line = String::new();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the process ended");
+            assert_ne!(
+                self.output.read_line(&mut line).unwrap(),
+                0,
+                "the process ended"
+            );
             if let Some((_, said)) = line.split_once('@') {
                 return said.trim().to_owned();
             }
@@ -204,12 +300,19 @@ async fn a_killed_holders_lock_is_free_at_once() {
         let (other, fence) = holder(&path, "alone");
         assert!(fence > last, "fences rise over crashes");
         let mut waiter = backend(&path);
-        let wants = Request { waiting: true, ..request("job") };
+        let wants = Request {
+            waiting: true,
+            ..request("job")
+        };
         busy(&mut waiter, &wants).await;
         other.signal(Signal::KILL);
         let start = Instant::now();
         last = acquire(&mut waiter, &wants).await.fence.0;
-        assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_millis(500),
+            "{:?}",
+            start.elapsed()
+        );
         assert!(last > fence);
         release(&mut waiter, &wants).await;
     }
@@ -223,14 +326,21 @@ async fn a_lock_is_held_as_long_as_a_child_of_a_killed_holder_lives() {
     other.signal(Signal::KILL);
     other.child.wait().unwrap();
     let mut waiter = backend(&path);
-    let wants = Request { waiting: true, ..request("job") };
+    let wants = Request {
+        waiting: true,
+        ..request("job")
+    };
     // Longer than the lease of one second.
     tokio::time::sleep(Duration::from_millis(1200)).await;
     busy(&mut waiter, &wants).await;
     kill_process(Pid::from_raw(child).unwrap(), Signal::KILL).unwrap();
     let start = Instant::now();
     acquire(&mut waiter, &wants).await;
-    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        start.elapsed()
+    );
 }
 
 #[tokio::test]
@@ -267,7 +377,12 @@ async fn a_frozen_waiter_delays_no_other() {
     assert_eq!(frozen.says(), "ready");
     let mut queued = false;
     for _ in 0..200 {
-        queued = !backend(&path).inspect(&held.key).await.unwrap().waiters.is_empty();
+        queued = !backend(&path)
+            .inspect(&held.key)
+            .await
+            .unwrap()
+            .waiters
+            .is_empty();
         tokio::time::sleep(Duration::from_millis(10)).await;
         if queued {
             break;
@@ -280,11 +395,18 @@ async fn a_frozen_waiter_delays_no_other() {
     let start = Instant::now();
     let next = request("job");
     acquire(&mut a, &next).await;
-    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        start.elapsed()
+    );
     frozen.signal(Signal::CONT);
     tokio::time::sleep(Duration::from_millis(50)).await;
     release(&mut a, &next).await;
-    assert!(frozen.says().parse::<u64>().is_ok(), "the resumed waiter gets the lock");
+    assert!(
+        frozen.says().parse::<u64>().is_ok(),
+        "the resumed waiter gets the lock"
+    );
 }
 
 #[tokio::test]
@@ -300,11 +422,17 @@ async fn a_waiter_that_died_is_not_shown() {
     dead.child.wait().unwrap();
     assert!(a.inspect(&held.key).await.unwrap().waiters.is_empty());
     let mut second = backend(&path);
-    let wants = Request { waiting: true, ..request("job") };
+    let wants = Request {
+        waiting: true,
+        ..request("job")
+    };
     busy(&mut second, &wants).await;
     assert_eq!(a.inspect(&held.key).await.unwrap().waiters.len(), 1);
     let mut connection = sql(&path, "SELECT 1").await;
-    let listed: i64 = sqlx::query_scalar("SELECT count(*) FROM waiters").fetch_one(&mut connection).await.unwrap();
+    let listed: i64 = sqlx::query_scalar("SELECT count(*) FROM waiters")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
     assert_eq!(listed, 1, "later waiters remove it");
 }
 
@@ -327,16 +455,35 @@ fn a_directory_that_cannot_be_written_is_refused() {
     let exe = env::current_exe().unwrap();
     let mut command = Command::new(&exe);
     if rustix::process::geteuid().is_root() {
-        // Permissions don't restrict root. Another user may not reach a build directory, so the binary is copied.
+        // Permissions don't restrict root. Another user may not reach a build directory, so the
+        // binary is copied.
         let copy = keep.path().join("test");
-        // Another process writes the copy: a child forked by another test could inherit a writable descriptor, which prevents execution.
-        assert!(Command::new("cp").arg(&exe).arg(&copy).status().unwrap().success());
+        // Another process writes the copy: a child forked by another test could inherit a writable
+        // descriptor, which prevents execution.
+        assert!(
+            Command::new("cp")
+                .arg(&exe)
+                .arg(&copy)
+                .status()
+                .unwrap()
+                .success()
+        );
         command = Command::new("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(copy);
+        command
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(copy);
     }
-    fs::set_permissions(keep.path(), std::os::unix::fs::PermissionsExt::from_mode(0o555)).unwrap();
+    fs::set_permissions(
+        keep.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o555),
+    )
+    .unwrap();
     let mut other = Other::run(command, &format!("refused|{}", path.display()));
     assert_eq!(other.says(), "Denied");
     other.ends_well();
-    fs::set_permissions(keep.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    fs::set_permissions(
+        keep.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
 }

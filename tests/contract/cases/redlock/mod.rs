@@ -21,7 +21,14 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    [nodes::all(), answers::all(), others::all(), readers::all(), starts::all()].concat()
+    [
+        nodes::all(),
+        answers::all(),
+        others::all(),
+        readers::all(),
+        starts::all(),
+    ]
+    .concat()
 }
 
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
@@ -34,10 +41,14 @@ impl Fronts {
         Self(lab.redlock().ports().into_iter().map(Proxy::to).collect())
     }
 
-    /// Returns a client with this node timeout. The client has open connections, and has run every script once.
+    /// Returns a client with this node timeout. The client has open connections, and has run every
+    /// script once.
     async fn client(&self, node_timeout: Duration) -> Client {
         let ports: Vec<u16> = self.0.iter().map(|proxy| proxy.port).collect();
-        let mut client = Client(Box::new(Redlock::new(RedlockOptions { node_timeout, ..options(&ports, "dlock") })));
+        let mut client = Client(Box::new(Redlock::new(RedlockOptions {
+            node_timeout,
+            ..options(&ports, "dlock")
+        })));
         let held = client.hold(&key("warm")).await;
         client.renewed(&held, None).await;
         client.free(&held).await;
@@ -51,7 +62,10 @@ const HASTY: Duration = Duration::from_millis(500);
 
 /// Returns the value of the lock `job` on each node.
 fn values(lab: &Lab) -> Vec<Option<String>> {
-    let value = |n| redis::from_redis_value(lab.redlock().node(n).command(&["GET", "dlock:job"])).expect("a string");
+    let value = |n| {
+        redis::from_redis_value(lab.redlock().node(n).command(&["GET", "dlock:job"]))
+            .expect("a string")
+    };
     (0..NODES).map(value).collect()
 }
 
@@ -60,13 +74,34 @@ fn held_on(lab: &Lab) -> usize {
 }
 
 fn record(lab: &Lab, node: usize, field: &str) -> Option<String> {
-    redis::from_redis_value(lab.redlock().node(node).command(&["HGET", "dlock:{dlock:job}:record", field])).expect("text")
+    redis::from_redis_value(lab.redlock().node(node).command(&[
+        "HGET",
+        "dlock:{dlock:job}:record",
+        field,
+    ]))
+    .expect("text")
 }
 
 fn counter(lab: &Lab, node: usize) -> u64 {
-    lab.redlock().node(node).text(&["GET", "redisson_lock_token:{dlock:job}"]).parse().expect("a number")
+    lab.redlock()
+        .node(node)
+        .text(&["GET", "redisson_lock_token:{dlock:job}"])
+        .parse()
+        .expect("a number")
 }
 
-async fn core_acquire(client: &mut Client, request: dlock::lock::Request) -> dlock::lock::Result<Outcome<()>> {
-    lease::acquire(&mut *client.0, &BootClock, request, WaitPolicy::Try, LIMITS, pending::<()>(), |_| {}).await
+async fn core_acquire(
+    client: &mut Client,
+    request: dlock::lock::Request,
+) -> dlock::lock::Result<Outcome<()>> {
+    lease::acquire(
+        &mut *client.0,
+        &BootClock,
+        request,
+        WaitPolicy::Try,
+        LIMITS,
+        pending::<()>(),
+        |_| {},
+    )
+    .await
 }

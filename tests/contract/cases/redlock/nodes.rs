@@ -5,7 +5,10 @@ use std::time::Instant;
 use dlock::{
     backends::redlock::RedlockOptions,
     lease::{self, BootClock, Outcome},
-    lock::{Attempt, Effect, Fence, Kind as ErrorKind, Progress, Release, Renewal, Rule, RunState, Scope},
+    lock::{
+        Attempt, Effect, Fence, Kind as ErrorKind, Progress, Release, Renewal, Rule, RunState,
+        Scope,
+    },
 };
 
 use super::{
@@ -52,13 +55,21 @@ async fn a_minority_down_changes_nothing(lab: &Lab) {
     let held = request(&job, LONG);
     let began = Instant::now();
     let grant = b.take(&held).await;
-    assert!(began.elapsed() < support::stretched(RedlockOptions::NODE_TIMEOUT), "a node that is down cost time: {:?}", began.elapsed());
+    assert!(
+        began.elapsed() < support::stretched(RedlockOptions::NODE_TIMEOUT),
+        "a node that is down cost time: {:?}",
+        began.elapsed()
+    );
     assert!(grant.fence > fence);
     b.renewed(&held, None).await;
     let state = a.inspect(&job).await;
     assert_eq!(state.holders[0].fence, Some(grant.fence));
     assert_eq!(a.keys("").await, ["job"]);
-    let views: Vec<_> = state.nodes.iter().map(|node| (node.held, node.error.is_some())).collect();
+    let views: Vec<_> = state
+        .nodes
+        .iter()
+        .map(|node| (node.held, node.error.is_some()))
+        .collect();
     let (up, down) = ((Some(true), false), (None, true));
     assert_eq!(views, [up, down, up, down, up]);
     b.free(&held).await;
@@ -76,30 +87,67 @@ async fn a_majority_down_is_unavailable_and_leaves_nothing(lab: &Lab) {
     for n in [0, 1, 2] {
         lab.redlock().node_mut(n).kill();
     }
-    let error = core_acquire(&mut lab.client().await, request(&job, LONG)).await.expect_err("two of five");
-    assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
+    let error = core_acquire(&mut lab.client().await, request(&job, LONG))
+        .await
+        .expect_err("two of five");
+    assert_eq!(
+        (error.kind, error.effect),
+        (ErrorKind::Unavailable, Effect::NotApplied),
+        "{error:?}"
+    );
     for word in ["2 of 5", "nothing listens there"] {
         assert!(error.message.contains(word), "{error}");
     }
     for n in [3, 4] {
         let stored = lab.redlock().node(n).keys();
-        assert!(!stored.iter().any(|(name, _)| name.starts_with("dlock:job") || name.starts_with("dlock:{dlock:job}")), "{stored:?}");
+        assert!(
+            !stored
+                .iter()
+                .any(|(name, _)| name.starts_with("dlock:job")
+                    || name.starts_with("dlock:{dlock:job}")),
+            "{stored:?}"
+        );
     }
     // The outcome is unknown: neither renewed nor lost.
-    let error = a.0.renew(&held.key, &held.token, None.into()).await.expect_err("two of five");
-    assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
-    assert!(a.0.inspect(&job).await.expect_err("two of five").is_transient());
-    assert!(a.0.list("", &Progress::default()).await.expect_err("two of five").is_transient());
+    let error =
+        a.0.renew(&held.key, &held.token, None.into())
+            .await
+            .expect_err("two of five");
+    assert!(
+        error.is_transient() && error.effect == Effect::Unknown,
+        "{error:?}"
+    );
+    assert!(
+        a.0.inspect(&job)
+            .await
+            .expect_err("two of five")
+            .is_transient()
+    );
+    assert!(
+        a.0.list("", &Progress::default())
+            .await
+            .expect_err("two of five")
+            .is_transient()
+    );
 }
 
 async fn a_denial_needs_no_answer_of_a_frozen_node(lab: &Lab) {
     let once = once(WINDOW, 0, false);
-    let grant = lab.client().await.run(&asking("job", &once), RunState::Ok).await;
+    let grant = lab
+        .client()
+        .await
+        .run(&asking("job", &once), RunState::Ok)
+        .await;
     lab.redlock().node(4).freeze();
     let outcome = core_acquire(&mut lab.client().await, asking("job", &once)).await;
     lab.redlock().node(4).thaw();
-    let Ok(Outcome::Denied(refusal)) = outcome else { panic!("{outcome:?}") };
-    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(grant.fence)));
+    let Ok(Outcome::Denied(refusal)) = outcome else {
+        panic!("{outcome:?}")
+    };
+    assert_eq!(
+        (refusal.rule, refusal.fence),
+        (Rule::Once(RunState::Ok), Some(grant.fence))
+    );
 }
 
 async fn a_node_that_forgot_a_hold_does_not_count_again(lab: &Lab) {
@@ -136,7 +184,11 @@ async fn one_forgetful_node_of_a_bare_majority_admits_another_holder(lab: &Lab) 
         match second {
             Attempt::Granted(grant) => {
                 assert!(grant.fence > fence, "the resource checks the fence");
-                assert_eq!(renewal, Renewal::NotHeld, "the first holder learns of the loss at its next renewal");
+                assert_eq!(
+                    renewal,
+                    Renewal::NotHeld,
+                    "the first holder learns of the loss at its next renewal"
+                );
                 outcomes.push(format!("on {held_by}: a second holder"));
             }
             Attempt::Busy(_) => {
@@ -147,7 +199,10 @@ async fn one_forgetful_node_of_a_bare_majority_admits_another_holder(lab: &Lab) 
         }
         lab.target.lose_data().await;
     }
-    support::say(&format!("redlock: one of five nodes forgets a hold {}", outcomes.join(", ")));
+    support::say(&format!(
+        "redlock: one of five nodes forgets a hold {}",
+        outcomes.join(", ")
+    ));
     assert!(outcomes[1].ends_with("kept") && outcomes[2].ends_with("kept"));
 }
 
@@ -182,7 +237,9 @@ async fn a_split_vote_ends(lab: &Lab) {
         let began = Instant::now();
         let each = (0..4).map(|_| async {
             let mut client = lab.client().await;
-            let outcome = core_acquire(&mut client, request(&job, LONG)).await.expect("an answer");
+            let outcome = core_acquire(&mut client, request(&job, LONG))
+                .await
+                .expect("an answer");
             match outcome {
                 Outcome::Granted(lease) => Some((client, lease, began.elapsed())),
                 _ => None,
@@ -198,7 +255,11 @@ async fn a_split_vote_ends(lab: &Lab) {
                 }
                 std::task::Poll::Pending => true,
             });
-            if each.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            if each.is_empty() {
+                std::task::Poll::Ready(())
+            } else {
+                std::task::Poll::Pending
+            }
         })
         .await;
         assert!(won.len() <= 1, "{} clients hold the lock", won.len());
@@ -207,7 +268,14 @@ async fn a_split_vote_ends(lab: &Lab) {
             continue;
         };
         rounds.push(Some(took));
-        assert_eq!(client.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
+        assert_eq!(
+            client
+                .0
+                .release(&job, &lease.token, &Scope::Tree.into())
+                .await
+                .expect("release"),
+            Release::Released
+        );
     }
     let decided: Vec<_> = rounds.iter().flatten().collect();
     support::say(&format!(
@@ -224,12 +292,20 @@ async fn nodes_that_forgot_their_scripts_get_them_in_full(lab: &Lab) {
     for forget in [["SCRIPT", "FLUSH"], ["CLIENT", "KILL"]] {
         let held = a.hold(&job).await;
         for n in 0..NODES {
-            let words: &[&str] = if forget[0] == "SCRIPT" { &forget } else { &["CLIENT", "KILL", "TYPE", "normal"] };
+            let words: &[&str] = if forget[0] == "SCRIPT" {
+                &forget
+            } else {
+                &["CLIENT", "KILL", "TYPE", "normal"]
+            };
             lab.redlock().node(n).command(words);
         }
-        let answer = lease::ask(&mut *a.0, &BootClock, LIMITS, ("ask", None), async |b: &mut dyn dlock::lock::Backend| {
-            b.renew(&job, &held.token, None.into()).await
-        });
+        let answer = lease::ask(
+            &mut *a.0,
+            &BootClock,
+            LIMITS,
+            ("ask", None),
+            async |b: &mut dyn dlock::lock::Backend| b.renew(&job, &held.token, None.into()).await,
+        );
         assert!(matches!(answer.await, Ok(Renewal::Renewed { .. })));
         a.free(&held).await;
     }

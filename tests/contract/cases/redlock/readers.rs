@@ -44,18 +44,33 @@ pub fn all() -> Vec<Case> {
 }
 
 fn reader(job: &Key, lease: Duration) -> Request {
-    Request { mode: LockMode::Shared, ..request(job, lease) }
+    Request {
+        mode: LockMode::Shared,
+        ..request(job, lease)
+    }
 }
 
 /// Returns the number of shares on each node.
 fn shares(lab: &Lab) -> Vec<i64> {
-    (0..NODES).map(|n| lab.redlock().node(n).int(&["ZCARD", "dlock:{dlock:job}:ends"])).collect()
+    (0..NODES)
+        .map(|n| {
+            lab.redlock()
+                .node(n)
+                .int(&["ZCARD", "dlock:{dlock:job}:ends"])
+        })
+        .collect()
 }
 
 /// Returns whether this reader's share on the node is committed; `None` without a share.
 fn committed(lab: &Lab, node: usize, of: &Request) -> Option<bool> {
-    let share = lab.redlock().node(node).command(&["HGET", "dlock:{dlock:job}:shares", &of.token.owner.to_string()]);
-    redis::from_redis_value::<Option<String>>(share).expect("text").map(|json| json.contains("\"fence\""))
+    let share = lab.redlock().node(node).command(&[
+        "HGET",
+        "dlock:{dlock:job}:shares",
+        &of.token.owner.to_string(),
+    ]);
+    redis::from_redis_value::<Option<String>>(share)
+        .expect("text")
+        .map(|json| json.contains("\"fence\""))
 }
 
 async fn reader_answers_lost_on_a_minority_change_nothing(lab: &Lab) {
@@ -75,7 +90,16 @@ async fn reader_answers_lost_on_a_minority_change_nothing(lab: &Lab) {
             assert!(fronts.0[1].sprung() == 1 && fronts.0[2].sprung() == 1);
             a.renewed(&held, None).await;
             b.renewed(&other, None).await;
-            assert_eq!(lab.client().await.refused(&request(&job, LONG)).await.holders.len(), 2, "{fault:?} {skip}");
+            assert_eq!(
+                lab.client()
+                    .await
+                    .refused(&request(&job, LONG))
+                    .await
+                    .holders
+                    .len(),
+                2,
+                "{fault:?} {skip}"
+            );
             a.free(&held).await;
             assert_eq!(shares(lab), [1; NODES], "{fault:?} {skip}");
         }
@@ -84,31 +108,56 @@ async fn reader_answers_lost_on_a_minority_change_nothing(lab: &Lab) {
     assert_eq!(held_on(lab), 0);
 }
 
-/// In phase 1 and in phase 2. The repeated request finds commits whose answers were lost, and takes over the rest.
+/// In phase 1 and in phase 2. The repeated request finds commits whose answers were lost, and takes
+/// over the rest.
 async fn reader_requests_without_a_majority_of_answers_are_repeated(lab: &Lab) {
     let job = key("job");
     let mut b = lab.client().await;
     let other = reader(&job, LONG);
     let mut last = b.take(&other).await.fence;
-    for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow, Fault::Late(HASTY * 2)] {
+    for fault in [
+        Fault::CutBefore,
+        Fault::CutAfter,
+        Fault::Swallow,
+        Fault::Late(HASTY * 2),
+    ] {
         for skip in [0, 1] {
             let fronts = Fronts::of(lab);
             let mut a = fronts.client(HASTY).await;
             for n in [0, 1, 2] {
                 fronts.0[n].trap_nth("", skip, 1, fault);
             }
-            let Outcome::Granted(lease) = core_acquire(&mut a, reader(&job, LONG)).await.expect("granted") else {
+            let Outcome::Granted(lease) = core_acquire(&mut a, reader(&job, LONG))
+                .await
+                .expect("granted")
+            else {
                 panic!("busy: readers exclude each other");
             };
             assert!((0..3).all(|n| fronts.0[n].sprung() == 1));
-            assert!(lease.fence > last && lease.holds == 1, "{lease:?} after {last}");
+            assert!(
+                lease.fence > last && lease.holds == 1,
+                "{lease:?} after {last}"
+            );
             last = lease.fence;
             let state = lab.client().await.inspect(&job).await;
-            let fences: Vec<_> = state.holders.iter().map(|holder| (holder.fence, holder.holds)).collect();
-            assert!(fences.len() == 2 && fences.contains(&(Some(last), 1)), "{fault:?} {skip}: {fences:?}");
-            assert_eq!(a.0.release(&lease.key, &lease.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
+            let fences: Vec<_> = state
+                .holders
+                .iter()
+                .map(|holder| (holder.fence, holder.holds))
+                .collect();
+            assert!(
+                fences.len() == 2 && fences.contains(&(Some(last), 1)),
+                "{fault:?} {skip}: {fences:?}"
+            );
+            assert_eq!(
+                a.0.release(&lease.key, &lease.token, &Scope::Tree.into())
+                    .await
+                    .expect("release"),
+                Release::Released
+            );
             if let Fault::Late(late) = fault {
-                // The late attempt arrives now, over the old connection, and the request that undoes it right after it.
+                // The late attempt arrives now, over the old connection, and the request that
+                // undoes it right after it.
                 lab.pass(late).await;
             }
             let undone = async {
@@ -135,7 +184,10 @@ async fn a_reader_that_expired_between_its_phases_is_refused(lab: &Lab) {
     }
     let late = reader(&job, short() * 2);
     let error = a.0.try_acquire(&late).await.expect_err("too few commits");
-    assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
+    assert!(
+        error.is_transient() && error.effect == Effect::Unknown,
+        "{error:?}"
+    );
     assert!((0..3).all(|n| fronts.0[n].sprung() == 1));
     let counted: Vec<_> = (0..3).map(|n| counter(lab, n)).collect();
     lab.pass(short() * 2 + SLACK * 5).await;
@@ -147,7 +199,8 @@ async fn a_reader_that_expired_between_its_phases_is_refused(lab: &Lab) {
     assert_eq!(held_on(lab), 0, "an expired reader keeps a node");
 }
 
-/// A writer takes the nodes between the phases, and readers take them again: the share is no longer the same.
+/// A writer takes the nodes between the phases, and readers take them again: the share is no longer
+/// the same.
 async fn a_reader_that_lost_its_nodes_between_its_phases_is_refused(lab: &Lab) {
     let job = key("job");
     let fronts = Fronts::of(lab);
@@ -170,7 +223,10 @@ async fn a_reader_that_lost_its_nodes_between_its_phases_is_refused(lab: &Lab) {
     let (outcome, (fence, mut c, other)) = tokio::join!(a.0.try_acquire(&late), between);
     assert_eq!(outcome.expect_err("two of five").effect, Effect::Unknown);
     lab.pass(HASTY * 2).await;
-    assert_eq!((shares(lab), committed(lab, 0, &late)), (vec![1; NODES], None));
+    assert_eq!(
+        (shares(lab), committed(lab, 0, &late)),
+        (vec![1; NODES], None)
+    );
     assert_eq!(c.renewed(&other, None).await, fence);
     assert!((0..NODES).all(|n| counter(lab, n) == fence.0));
 }
@@ -185,22 +241,36 @@ async fn a_late_share_does_not_count_in_a_renewal(lab: &Lab) {
     let held = reader(&job, LONG);
     a.take(&held).await;
     lab.pass(HASTY * 3).await;
-    assert_eq!((committed(lab, 0, &held), committed(lab, 4, &held)), (Some(true), Some(false)));
+    assert_eq!(
+        (committed(lab, 0, &held), committed(lab, 4, &held)),
+        (Some(true), Some(false))
+    );
     a.renewed(&held, Some(LONG * 2)).await;
-    assert!(lab.redlock().node(4).int(&["PTTL", "dlock:job"]) > i64::try_from(LONG.as_millis()).expect("small"));
+    assert!(
+        lab.redlock().node(4).int(&["PTTL", "dlock:job"])
+            > i64::try_from(LONG.as_millis()).expect("small")
+    );
     lab.redlock().node(0).command(&["DEL", "dlock:job"]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
 }
 
-/// Each reader counts first on the nodes where the other counts last, and both count before either commits.
+/// Each reader counts first on the nodes where the other counts last, and both count before either
+/// commits.
 async fn two_readers_with_one_highest_count_get_different_fences(lab: &Lab) {
     let job = key("job");
     let fronts = [Fronts::of(lab), Fronts::of(lab)];
-    let (mut a, mut b) = (fronts[0].client(HASTY * 10).await, fronts[1].client(HASTY * 10).await);
+    let (mut a, mut b) = (
+        fronts[0].client(HASTY * 10).await,
+        fronts[1].client(HASTY * 10).await,
+    );
     // The counters are set above the time, which is never equal on two nodes.
     let ahead = 1_u64 << 52;
     for n in 0..NODES {
-        lab.redlock().node(n).command(&["SET", "redisson_lock_token:{dlock:job}", &ahead.to_string()]);
+        lab.redlock().node(n).command(&[
+            "SET",
+            "redisson_lock_token:{dlock:job}",
+            &ahead.to_string(),
+        ]);
     }
     for n in [3, 4] {
         fronts[0].0[n].trap("", Fault::Late(SLACK * 4));
@@ -215,7 +285,9 @@ async fn two_readers_with_one_highest_count_get_different_fences(lab: &Lab) {
     };
     let (first, second) = tokio::join!(a.take(&one), after);
     assert_eq!(first.fence, Fence(ahead + 2));
-    let Ok(dlock::lock::Attempt::Busy(busy)) = second else { panic!("the same fence twice: {second:?}") };
+    let Ok(dlock::lock::Attempt::Busy(busy)) = second else {
+        panic!("the same fence twice: {second:?}")
+    };
     assert!(busy.transient, "{busy:?}");
     assert_eq!(b.take(&two).await.fence, Fence(ahead + 3));
     a.renewed(&one, None).await;
@@ -233,11 +305,20 @@ async fn a_fence_below_the_known_ones_is_refused(lab: &Lab) {
     let known: Vec<String> = (50..150).map(|fence| (ahead + fence).to_string()).collect();
     let set_counters = |to: u64| {
         for n in 0..NODES {
-            lab.redlock().node(n).command(&["SET", "redisson_lock_token:{dlock:job}", &to.to_string()]);
+            lab.redlock().node(n).command(&[
+                "SET",
+                "redisson_lock_token:{dlock:job}",
+                &to.to_string(),
+            ]);
         }
     };
     for n in 0..NODES {
-        lab.redlock().node(n).command(&["HSET", "dlock:{dlock:job}:shares", "fences", &known.join(" ")]);
+        lab.redlock().node(n).command(&[
+            "HSET",
+            "dlock:{dlock:job}:shares",
+            "fences",
+            &known.join(" "),
+        ]);
     }
     let two = reader(&job, LONG);
     for behind in [10, 99] {
@@ -247,8 +328,16 @@ async fn a_fence_below_the_known_ones_is_refused(lab: &Lab) {
     }
     set_counters(ahead + 199);
     assert_eq!(b.take(&two).await.fence, Fence(ahead + 200));
-    let fences = lab.redlock().node(0).text(&["HGET", "dlock:{dlock:job}:shares", "fences"]);
-    assert_eq!(fences, [&known[1..], &[(ahead + 200).to_string()]].concat().join(" "));
+    let fences = lab
+        .redlock()
+        .node(0)
+        .text(&["HGET", "dlock:{dlock:job}:shares", "fences"]);
+    assert_eq!(
+        fences,
+        [&known[1..], &[(ahead + 200).to_string()]]
+            .concat()
+            .join(" ")
+    );
     a.renewed(&one, None).await;
 }
 
@@ -259,8 +348,14 @@ async fn readers_and_writers_that_split_the_nodes_finish(lab: &Lab) {
     for _ in 0..10 {
         let once = async |mode| {
             let mut client = lab.client().await;
-            let wanted = Request { mode, ..request(&job, LONG) };
-            match core_acquire(&mut client, wanted.clone()).await.expect("an answer") {
+            let wanted = Request {
+                mode,
+                ..request(&job, LONG)
+            };
+            match core_acquire(&mut client, wanted.clone())
+                .await
+                .expect("an answer")
+            {
                 Outcome::Granted(lease) => Some((client, wanted, lease.fence)),
                 _ => None,
             }
@@ -268,8 +363,15 @@ async fn readers_and_writers_that_split_the_nodes_finish(lab: &Lab) {
         let (a, b) = (once(LockMode::Shared), once(LockMode::Exclusive));
         let (a, b, c, d) = tokio::join!(a, b, once(LockMode::Shared), once(LockMode::Exclusive));
         let won: Vec<_> = [a, b, c, d].into_iter().flatten().collect();
-        let reading = won.iter().filter(|(_, wanted, _)| wanted.mode == LockMode::Shared).count();
-        assert!(won.len() <= 1 || reading == won.len(), "{reading} readers of {} holders", won.len());
+        let reading = won
+            .iter()
+            .filter(|(_, wanted, _)| wanted.mode == LockMode::Shared)
+            .count();
+        assert!(
+            won.len() <= 1 || reading == won.len(),
+            "{reading} readers of {} holders",
+            won.len()
+        );
         readers += reading;
         writers += won.len() - reading;
         let before = last;
@@ -282,7 +384,9 @@ async fn readers_and_writers_that_split_the_nodes_finish(lab: &Lab) {
         lab.pass(SLACK).await;
         assert_eq!(held_on(lab), 0);
     }
-    support::say(&format!("redlock: two readers and two writers at once, ten times: {readers} readers and {writers} writers got the lock"));
+    support::say(&format!(
+        "redlock: two readers and two writers at once, ten times: {readers} readers and {writers} writers got the lock"
+    ));
     assert!(readers + writers >= 8);
 }
 
@@ -306,7 +410,10 @@ async fn a_node_that_forgot_its_readers_does_not_count_again(lab: &Lab) {
     assert_eq!(b.renew(&two, None).await, Renewal::NotHeld);
     let mut c = lab.client().await;
     let error = c.0.try_acquire(&request(&job, LONG)).await;
-    assert!(!matches!(error, Ok(dlock::lock::Attempt::Granted(_))), "a majority still has shares: {error:?}");
+    assert!(
+        !matches!(error, Ok(dlock::lock::Attempt::Granted(_))),
+        "a majority still has shares: {error:?}"
+    );
     a.release(&one, Scope::Hold).await;
     b.release(&two, Scope::Hold).await;
     assert!(c.take(&request(&job, LONG)).await.fence > fence);
@@ -319,7 +426,9 @@ async fn nodes_that_forgot_their_shares_have_no_holder(lab: &Lab) {
     let held = reader(&job, LONG);
     a.take(&held).await;
     for n in 0..3 {
-        lab.redlock().node(n).command(&["DEL", "dlock:{dlock:job}:shares"]);
+        lab.redlock()
+            .node(n)
+            .command(&["DEL", "dlock:{dlock:job}:shares"]);
     }
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     b.refused(&reader(&job, LONG)).await;
@@ -330,7 +439,12 @@ async fn nodes_that_forgot_their_shares_have_no_holder(lab: &Lab) {
 
 async fn other_libraries_and_readers_exclude_each_other(lab: &Lab) {
     let job = key("job");
-    let lock = |n: usize| lab.redlock().node(n).command(&["SET", "dlock:job", "mK3xV9", "NX", "PX", "5000"]) == redis::Value::Okay;
+    let lock = |n: usize| {
+        lab.redlock()
+            .node(n)
+            .command(&["SET", "dlock:job", "mK3xV9", "NX", "PX", "5000"])
+            == redis::Value::Okay
+    };
     let left = |n: usize| lab.redlock().node(n).int(&["PTTL", "dlock:job"]);
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let (one, two) = (reader(&job, LONG), reader(&job, LONG * 2));
@@ -338,9 +452,18 @@ async fn other_libraries_and_readers_exclude_each_other(lab: &Lab) {
     b.take(&two).await;
     let long = i64::try_from(LONG.as_millis()).expect("small");
     assert!((0..NODES).all(|n| !lock(n)) && (0..NODES).all(|n| left(n) > long));
-    assert!(values(lab).iter().flatten().all(|value| value.starts_with("shared:")), "another library's compare would match the value");
+    assert!(
+        values(lab)
+            .iter()
+            .flatten()
+            .all(|value| value.starts_with("shared:")),
+        "another library's compare would match the value"
+    );
     b.free(&two).await;
-    assert!((0..NODES).all(|n| left(n) > 0 && left(n) <= long), "the expiry is later than that of any reader");
+    assert!(
+        (0..NODES).all(|n| left(n) > 0 && left(n) <= long),
+        "the expiry is later than that of any reader"
+    );
     a.free(&one).await;
     assert!([0, 2].into_iter().all(lock));
     let held = reader(&job, LONG);
@@ -352,7 +475,8 @@ async fn other_libraries_and_readers_exclude_each_other(lab: &Lab) {
     assert_eq!(held_on(lab), 3);
 }
 
-/// The reader has a bare majority. The writer takes the other nodes for a moment, and releases them.
+/// The reader has a bare majority. The writer takes the other nodes for a moment, and releases
+/// them.
 async fn a_waiting_writer_keeps_readers_out(lab: &Lab) {
     let job = key("job");
     for n in [3, 4] {
@@ -368,8 +492,15 @@ async fn a_waiting_writer_keeps_readers_out(lab: &Lab) {
     b.refused(&writer).await;
     assert_eq!(held_on(lab), 3);
     let busy = c.refused(&reader(&job, LONG)).await;
-    assert!(!busy.transient && busy.holders[0].mode == LockMode::Shared, "{busy:?}");
-    assert!(busy.expires_in.is_some_and(|left| left > Duration::from_secs(10)), "{busy:?}");
+    assert!(
+        !busy.transient && busy.holders[0].mode == LockMode::Shared,
+        "{busy:?}"
+    );
+    assert!(
+        busy.expires_in
+            .is_some_and(|left| left > Duration::from_secs(10)),
+        "{busy:?}"
+    );
     assert_eq!(shares(lab), [1, 1, 1, 0, 0]);
     // The free lock is kept for the writer.
     b.refused(&writer).await;
@@ -396,7 +527,8 @@ async fn a_dead_writer_keeps_readers_out_for_two_seconds(lab: &Lab) {
             a.free(&held).await;
         }
         c.refused(&reader(&job, LONG)).await;
-        lab.pass(SILENCE.saturating_sub(began.elapsed()) + SLACK).await;
+        lab.pass(SILENCE.saturating_sub(began.elapsed()) + SLACK)
+            .await;
         c.take(&reader(&job, LONG)).await;
     }
 }
@@ -438,21 +570,43 @@ async fn a_writer_that_stops_for_a_second_is_not_passed(lab: &Lab) {
     b.take(&writer).await;
 }
 
-/// A waiter that gives up leaves the queue of every node, even if the connection to one was reset meanwhile.
+/// A waiter that gives up leaves the queue of every node, even if the connection to one was reset
+/// meanwhile.
 async fn a_waiter_leaves_over_a_new_connection(lab: &Lab) {
     let job = key("job");
     let fronts = Fronts::of(lab);
     let (mut a, mut b) = (lab.client().await, fronts.client(HASTY).await);
     a.hold(&job).await;
     b.refused(&waiting(&job, LONG)).await;
-    let waiters = || (0..NODES).map(|n| lab.redlock().node(n).int(&["ZCARD", "dlock:{dlock:job}:queue"])).sum::<i64>();
+    let waiters = || {
+        (0..NODES)
+            .map(|n| {
+                lab.redlock()
+                    .node(n)
+                    .int(&["ZCARD", "dlock:{dlock:job}:queue"])
+            })
+            .sum::<i64>()
+    };
     let count = i64::try_from(NODES).expect("small");
     assert_eq!(waiters(), count);
     // The queue is the first of the request's three keys.
     fronts.0[3].trap("\r\n3\r\n$23\r\ndlock:{dlock:job}:queue", Fault::CutBefore);
-    let outcome = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(SLACK), LIMITS, pending::<()>(), |_| {}).await;
+    let outcome = lease::acquire(
+        &mut *b.0,
+        &BootClock,
+        waiting(&job, LONG),
+        WaitPolicy::For(SLACK),
+        LIMITS,
+        pending::<()>(),
+        |_| {},
+    )
+    .await;
     assert!(matches!(outcome, Ok(Outcome::Busy(_))), "{outcome:?}");
-    assert_eq!((waiters(), fronts.0[3].sprung()), (count, 1), "the first waiter alone");
+    assert_eq!(
+        (waiters(), fronts.0[3].sprung()),
+        (count, 1),
+        "the first waiter alone"
+    );
 }
 
 async fn a_granted_writer_leaves_no_queue_entry(lab: &Lab) {
@@ -468,7 +622,15 @@ async fn a_granted_writer_leaves_no_queue_entry(lab: &Lab) {
     }
     a.free(&held).await;
     assert_eq!(shares(lab), [0, 0, 0, 1, 1]);
-    let waiters = || (0..NODES).map(|n| lab.redlock().node(n).int(&["ZCARD", "dlock:{dlock:job}:queue"])).collect::<Vec<_>>();
+    let waiters = || {
+        (0..NODES)
+            .map(|n| {
+                lab.redlock()
+                    .node(n)
+                    .int(&["ZCARD", "dlock:{dlock:job}:queue"])
+            })
+            .collect::<Vec<_>>()
+    };
     b.take(&writer).await;
     assert_eq!(waiters(), [0, 0, 0, 1, 1]);
     b.free(&writer).await;
@@ -483,8 +645,15 @@ async fn a_crashed_reader_is_recorded_by_all_nodes(lab: &Lab) {
     let first = b.take(&other).await.fence;
     let fence = lab.client().await.take(&reader(&job, short())).await.fence;
     lab.outlast(short()).await;
-    let ended = |past: &[dlock::lock::HistoryEntry]| past.iter().map(|past| (past.fence, past.end.clone())).collect::<Vec<_>>();
-    assert_eq!(ended(&b.0.history(&job).await.expect("history").past), [(Some(fence), End::Expired)]);
+    let ended = |past: &[dlock::lock::HistoryEntry]| {
+        past.iter()
+            .map(|past| (past.fence, past.end.clone()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        ended(&b.0.history(&job).await.expect("history").past),
+        [(Some(fence), End::Expired)]
+    );
     lab.client().await.refused(&request(&job, LONG)).await;
     b.free(&other).await;
     assert_eq!(held_on(lab), 0);
@@ -500,15 +669,37 @@ async fn only_counters_of_readers_remain(lab: &Lab) {
     b.take(&two).await;
     let wanted = waiting(&job, LONG);
     c.refused(&wanted).await;
-    c.refused(&Request { mode: LockMode::Shared, ..waiting(&job, LONG) }).await;
+    c.refused(&Request {
+        mode: LockMode::Shared,
+        ..waiting(&job, LONG)
+    })
+    .await;
     c.leave_queue(&wanted).await;
-    let endless =
-        |n: usize| lab.redlock().node(n).keys().into_iter().filter(|(_, left)| *left < 0).map(|(name, _)| name).collect::<Vec<_>>();
+    let endless = |n: usize| {
+        lab.redlock()
+            .node(n)
+            .keys()
+            .into_iter()
+            .filter(|(_, left)| *left < 0)
+            .map(|(name, _)| name)
+            .collect::<Vec<_>>()
+    };
     assert!((0..NODES).all(|n| endless(n) == ["redisson_lock_token:{dlock:job}"]));
     a.free(&one).await;
     b.free(&two).await;
     for n in 0..NODES {
-        let left: Vec<String> = lab.redlock().node(n).keys().into_iter().map(|(name, _)| name).collect();
-        assert!(!left.iter().any(|name| name.ends_with(":shares") || name.ends_with(":ends") || name == "dlock:job"), "{left:?}");
+        let left: Vec<String> = lab
+            .redlock()
+            .node(n)
+            .keys()
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
+        assert!(
+            !left.iter().any(|name| name.ends_with(":shares")
+                || name.ends_with(":ends")
+                || name == "dlock:job"),
+            "{left:?}"
+        );
     }
 }
