@@ -9,6 +9,7 @@ pub mod exit;
 pub mod lease;
 pub mod lock;
 pub mod output;
+pub mod settings;
 pub mod supervise;
 
 use std::io::Write as _;

@@ -1,7 +1,9 @@
-//! One folder per store. Backends depend on [`crate::lock`] only.
+//! One folder per store, and a line in [`STORES`]. Backends depend on [`crate::lock`] and
+//! [`crate::settings`] only.
 
 pub mod cas;
 pub mod etcd;
+pub mod kit;
 pub mod memory;
 pub mod mysql;
 mod net;
@@ -15,77 +17,34 @@ pub mod sqlite;
 pub mod tair;
 pub mod zookeeper;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use self::net::transport;
-pub use self::net::{secret::Secret, tls::Tls};
-use crate::lock::{Capabilities, Check, Library};
+pub use self::{
+    kit::{Address, Configured, SecretSource, StoreInfo},
+    net::{secret::Secret, tls::Tls},
+};
+use crate::lock::{Namespace, Result};
 
 /// How long a successor lets a vanished holder notice that its session is over, and kill its
 /// command.
 const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
-/// The capabilities of each store's backend.
-pub const CAPABILITIES: &[(&str, &Capabilities)] = &[
-    ("SQLite", &sqlite::CAPABILITIES),
-    ("Redis, Sentinel, Cluster", &redis::CAPABILITIES),
-    ("Redlock", &redlock::CAPABILITIES),
-    ("Tair", &tair::CAPABILITIES),
-    ("PostgreSQL", postgres::CAPABILITIES[0]),
-    ("PostgreSQL, mode=row", postgres::CAPABILITIES[1]),
-    ("PostgreSQL, mode=advisory", postgres::CAPABILITIES[2]),
-    ("MySQL, MariaDB", mysql::CAPABILITIES[0]),
-    ("MySQL, mode=row", mysql::CAPABILITIES[1]),
-    ("MySQL, mode=advisory", mysql::CAPABILITIES[2]),
-    ("ZooKeeper", &zookeeper::CAPABILITIES),
-    ("etcd", &etcd::CAPABILITIES),
+/// All stores, in the order of the manual.
+pub const STORES: &[&StoreInfo] = &[
+    &sqlite::store::STORE,
+    &redis::store::STORE,
+    &redlock::store::STORE,
+    &tair::store::STORE,
+    &postgres::store::STORE,
+    &mysql::store::STORE,
+    &zookeeper::store::STORE,
+    &etcd::store::STORE,
 ];
 
-/// The checks of `doctor`, by store. The backends' own lists use the same tables.
-pub const CHECKS: &[(&str, &[&[Check]])] = &[
-    ("SQLite", &[sqlite::examine::CHECKS]),
-    (
-        "Every Redis server, those of Redlock and Tair too",
-        &[redis::examine::SERVER, &[transport::CHECK]],
-    ),
-    (
-        "Redis, behind sentinels and in a cluster too",
-        &[redis::examine::WAKING],
-    ),
-    ("Redis behind sentinels", &[redis::examine::SENTINEL]),
-    ("Redis Cluster", &[redis::examine::CLUSTER]),
-    ("Redlock", &[redlock::examine::CHECKS]),
-    ("PostgreSQL", &[postgres::examine::CHECKS]),
-    ("MySQL and MariaDB", &[mysql::examine::CHECKS]),
-    ("ZooKeeper", &[zookeeper::examine::CHECKS]),
-    ("etcd", &[etcd::examine::CHECKS]),
-];
-
-/// Returns the layout version of each store's data. A newer major version is refused.
-pub fn layouts() -> Vec<(&'static str, String)> {
-    let sql = format!("{}.{}", sql::LAYOUT / 100, sql::LAYOUT % 100);
-    vec![
-        ("SQLite", sqlite::schema::LAYOUT.to_string()),
-        ("Redis, Sentinel, Cluster", redis::state::MAJOR.to_string()),
-        ("Redlock", redlock::view::MAJOR.to_string()),
-        ("Tair", tair::value::MAJOR.to_string()),
-        ("PostgreSQL", sql.clone()),
-        ("MySQL, MariaDB", sql),
-        ("ZooKeeper", queue::record::LAYOUT.to_owned()),
-        ("etcd", queue::record::LAYOUT.to_owned()),
-    ]
+/// Returns the store that is used if none is named.
+///
+/// # Errors
+/// If there is no place for it.
+pub fn embedded(namespace: Namespace) -> Result<Arc<dyn Configured>> {
+    sqlite::store::embedded(namespace)
 }
-
-/// The known lock libraries, by store.
-pub const LIBRARIES: &[(&str, &[Library])] = &[
-    ("Redis, Sentinel, Cluster", &redis::sharing::LIBRARIES),
-    ("Redlock and Tair", &redis::sharing::OF_STRINGS),
-    ("PostgreSQL, MySQL and MariaDB", &sql::SHEDLOCK),
-    ("PostgreSQL, mode=advisory", &postgres::sharing::ADVISORY),
-    (
-        "MySQL and MariaDB, mode=advisory",
-        &mysql::sharing::ADVISORY,
-    ),
-    ("ZooKeeper", &zookeeper::sharing::LIBRARIES),
-    ("etcd", &etcd::sharing::LIBRARIES),
-];

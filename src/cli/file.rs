@@ -74,7 +74,7 @@ impl File {
                         "{}: {}: {}",
                         setting.origin,
                         path.display(),
-                        secret_file::plain(&error)
+                        crate::lock::plain(&error)
                     ),
                 )),
             };
@@ -100,7 +100,7 @@ impl File {
                 // node would run the job.
                 Err(error) => {
                     let hint = "is HOME this user's? --config or DLOCK_CONFIG names one file to read instead";
-                    return Err(wrong(&path, None, secret_file::plain(&error)).hint(hint));
+                    return Err(wrong(&path, None, crate::lock::plain(&error)).hint(hint));
                 }
             }
         }
@@ -128,7 +128,7 @@ impl File {
     fn read(file: fs::File, path: &Path) -> Result<Self> {
         let owner = file
             .metadata()
-            .map_err(|error| wrong(path, None, secret_file::plain(&error)))?
+            .map_err(|error| wrong(path, None, crate::lock::plain(&error)))?
             .uid();
         if rustix::process::geteuid().is_root() && owner != 0 {
             // The file's owner could choose the store that root uses, and the files that root
@@ -141,11 +141,11 @@ impl File {
             .hint("set HOME to root's own, name another file with --config, or chown it to root"));
         }
         let open_to_all = secret_file::others_can_read(&file, path)
-            .map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
+            .map_err(|error| wrong(path, None, crate::lock::plain(&error)))?;
         let mut text = String::new();
         file.take(MAX_BYTES + 1)
             .read_to_string(&mut text)
-            .map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
+            .map_err(|error| wrong(path, None, crate::lock::plain(&error)))?;
         if text.len() as u64 > MAX_BYTES {
             return Err(wrong(
                 path,
@@ -168,7 +168,7 @@ impl File {
             let in_url = |name| {
                 table
                     .get(name)
-                    .is_some_and(|s: &Setting| super::url::has_password(&s.text))
+                    .is_some_and(|s: &Setting| crate::settings::url::has_password(&s.text))
             };
             table
                 .get("password")
@@ -220,9 +220,8 @@ impl File {
                                 format!("{title}: a backend can't have this name"),
                             ));
                         }
-                        let known: Vec<&str> = spec::names('b')
-                            .chain(spec::BACKEND_KEYS.iter().copied())
-                            .collect();
+                        let known: Vec<&str> =
+                            spec::names('b').chain(spec::backend_keys()).collect();
                         file.backends.insert(
                             name.get_ref().to_string(),
                             reader.table(&title, line, value.get_ref(), &known)?,

@@ -6,8 +6,7 @@
 mod args;
 mod backend;
 mod complete;
-mod duration;
-mod env;
+
 mod explain;
 mod file;
 mod format;
@@ -16,18 +15,16 @@ mod layers;
 mod policy;
 mod resolve;
 mod run;
-mod secret_file;
-mod setting;
+
 mod signal;
 mod sources;
 mod spec;
-mod suggest;
+
 mod taking;
-mod url;
+
 mod usage;
 mod version;
 mod views;
-mod words;
 
 use std::ffi::OsString;
 
@@ -38,6 +35,7 @@ use crate::{
     exit,
     lock::Error,
     output::{Output, json},
+    settings::{duration, env, secret_file, setting, suggest, url},
 };
 
 /// Runs the command line and returns the exit status.

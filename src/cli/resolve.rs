@@ -14,7 +14,6 @@ use super::{
     format,
     layers::{Layers, from_env, from_flag},
     run,
-    secret_file::plain,
     setting::{Origin, Setting, reason, short},
     taking::wanted,
     views::{
@@ -224,8 +223,12 @@ fn token(text: &str) -> Result<Token> {
     } else {
         std::fs::File::open(source).and_then(|file| file.take(1024).read_to_string(&mut read))
     };
-    result
-        .map_err(|error| Error::new(Kind::Usage, format!("--token {text}: {}", plain(&error))))?;
+    result.map_err(|error| {
+        Error::new(
+            Kind::Usage,
+            format!("--token {text}: {}", crate::lock::plain(&error)),
+        )
+    })?;
     read.trim()
         .parse()
         .map_err(|error| blame(&format!("--token {text}"), error))

@@ -1,7 +1,5 @@
 //! For `doctor`: the settings that were given, their origins, and where secrets are stored.
 
-use std::path::{Path, PathBuf};
-
 use super::{
     args::Globals,
     layers::Layers,
@@ -10,7 +8,7 @@ use super::{
 };
 use crate::{
     commands::{
-        BackendConfig, Target,
+        Target,
         doctor::{FoundSecret, SecretPlace},
     },
     lock::Result,
@@ -53,11 +51,11 @@ pub fn sources(globals: &Globals, ttl: Option<&str>, layers: &Layers<'_>) -> Res
             add(spec.name, setting);
         }
     }
-    for name in spec::BACKEND_KEYS {
+    for name in spec::backend_keys() {
         if let Some(setting) = layers
             .table
             .and_then(|table| table.get(name))
-            .or_else(|| layers.url.get(*name))
+            .or_else(|| layers.url.get(name))
         {
             add(name, setting.clone());
         }
@@ -159,32 +157,14 @@ pub fn secrets(
             ));
         }
     }
+    let client_file = target.store.info().client_file.as_ref();
     found.extend(
-        client_password_file(layers, target)
+        client_file
+            .and_then(|file| file.path(layers.env))
             .filter(|path| path.is_file())
             .map(|path| FoundSecret::new("the client's file", SecretPlace::File(path))),
     );
     Ok(found)
-}
-
-/// Returns the file in which the store's own clients look for passwords.
-fn client_password_file(layers: &Layers<'_>, target: &Target) -> impl Iterator<Item = PathBuf> {
-    let home = |name: &str| {
-        layers
-            .env
-            .get_os("HOME")
-            .map(|home| Path::new(home).join(name))
-    };
-    let path = match &target.backend {
-        BackendConfig::Postgres(_) => layers
-            .env
-            .get_os("PGPASSFILE")
-            .map(PathBuf::from)
-            .or_else(|| home(".pgpass")),
-        BackendConfig::Mysql(_) => home(".my.cnf"),
-        _ => None,
-    };
-    path.into_iter()
 }
 
 fn place(origin: &Origin) -> String {

@@ -3,6 +3,11 @@
 //! The layers, the check of the file's keys, the list of variables that the command keeps, and the
 //! man page's ENVIRONMENT section use this table.
 
+use crate::backends::{
+    STORES,
+    kit::{Parameter, Place},
+};
+
 /// One setting.
 #[derive(Debug)]
 pub struct Spec {
@@ -284,98 +289,35 @@ pub const SETTINGS: &[Spec] = &[
     spec("log", "--log", "tk", false, "lines for syslog"),
 ];
 
-/// Keys of a `[backends.NAME]` table that are not settings. All but `url` are also allowed in the
-/// URL's query.
-pub const BACKEND_KEYS: &[&str] = &[
-    "url",
-    "allow_few",
-    "auth",
-    "cacert",
-    "cert",
-    "db",
-    "key",
-    "lock_name",
-    "mode",
-    "node_timeout",
-    "pg_key",
-    "replica_timeout",
-    "replicas",
-    "retry_delay",
-    "sentinel_user",
-    "shedlock",
-    "single_writer",
-    "socket",
-    "ssl-ca",
-    "ssl-cert",
-    "ssl-key",
-    "ssl-mode",
-    "sslcert",
-    "sslkey",
-    "sslmode",
-    "sslrootcert",
-    "table",
-];
+/// Returns the keys of a `[backends.NAME]` table that are not settings.
+pub fn backend_keys() -> Vec<&'static str> {
+    let keys = parameters().filter(|parameter| parameter.place != Place::Url);
+    let keys = keys
+        .map(|parameter| parameter.name)
+        .filter(|name| find(name).is_none());
+    let mut keys: Vec<&str> = keys.chain(["url"]).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
 
-/// Backend keys that only SQL servers use.
-pub const SQL_KEYS: &[&str] = &["mode", "shedlock", "table"];
+/// Returns the parameters that are allowed in a URL's query: those of the stores, and the settings
+/// that concern every store.
+pub fn url_parameters() -> Vec<&'static str> {
+    let names = parameters().filter(|parameter| parameter.place != Place::Table);
+    let names = names.map(|parameter| parameter.name);
+    let mut names: Vec<&str> = names
+        .chain(["backend_timeout", "namespace", "ttl"])
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
 
-/// Backend keys that only PostgreSQL uses, and `host`, which is allowed only in URLs: in a table it
-/// would be the setting of that name.
-pub const POSTGRES_KEYS: &[&str] = &[
-    "host",
-    "pg_key",
-    "sslcert",
-    "sslkey",
-    "sslmode",
-    "sslrootcert",
-];
-
-/// Backend keys that only MySQL and MariaDB use.
-pub const MYSQL_KEYS: &[&str] = &[
-    "lock_name",
-    "single_writer",
-    "socket",
-    "ssl-ca",
-    "ssl-cert",
-    "ssl-key",
-    "ssl-mode",
-];
-
-/// Parameters that are allowed in a URL's query.
-pub const URL_PARAMETERS: &[&str] = &[
-    "allow_few",
-    "auth",
-    "backend_timeout",
-    "cacert",
-    "cert",
-    "db",
-    "host",
-    "key",
-    "lock_name",
-    "mode",
-    "namespace",
-    "node_timeout",
-    "password_file",
-    "pg_key",
-    "replica_timeout",
-    "replicas",
-    "retry_delay",
-    "sentinel_password_file",
-    "sentinel_user",
-    "shedlock",
-    "single_writer",
-    "socket",
-    "ssl-ca",
-    "ssl-cert",
-    "ssl-key",
-    "ssl-mode",
-    "sslcert",
-    "sslkey",
-    "sslmode",
-    "sslrootcert",
-    "table",
-    "ttl",
-];
+/// Returns the parameters of all stores; several have one of the same name.
+pub fn parameters() -> impl Iterator<Item = &'static Parameter> {
+    STORES.iter().flat_map(|store| store.parameters())
+}
 
 /// Returns the setting with this name.
 pub fn find(name: &str) -> Option<&'static Spec> {
@@ -426,9 +368,10 @@ mod tests {
 
     #[test]
     fn every_url_parameter_is_a_key_of_the_backends_table() {
-        for name in URL_PARAMETERS.iter().filter(|name| **name != "host") {
+        let keys = backend_keys();
+        for name in url_parameters().iter().filter(|name| **name != "host") {
             assert!(
-                BACKEND_KEYS.contains(name) || names('b').any(|n| n == *name),
+                keys.contains(name) || names('b').any(|n| n == *name),
                 "{name}"
             );
         }

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, fmt::Write as _};
 
-use crate::commands::layouts;
+use crate::backends::STORES;
 
 /// Returns clap's line, followed by the details if `--verbose` is given.
 pub fn text(line: &str, arguments: &[OsString]) -> String {
@@ -24,8 +24,8 @@ pub fn text(line: &str, arguments: &[OsString]) -> String {
         env!("DLOCK_COMMIT"),
         env!("DLOCK_TARGET")
     );
-    for (store, layout) in layouts() {
-        let _ = writeln!(text, "  {store:<26}{layout}");
+    for store in STORES {
+        let _ = writeln!(text, "  {:<16}{}", store.name, (store.layout)());
     }
     text
 }

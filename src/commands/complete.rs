@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Context, block_on, open_as_it_is};
+use super::{Context, block_on};
 use crate::{
     lease::{BootClock, Clock as _, bounded},
     lock::{Key, Progress},
@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_millis(300);
 /// Returns the keys of held locks, or the fences of one lock; nothing if the store does not answer
 /// in time.
 pub fn values(context: &Context, key: Option<&Key>) -> Vec<String> {
-    let mut backend = open_as_it_is(context);
+    let mut backend = context.target.store.backend();
     let work = async {
         let until = BootClock.now().plus(LIMIT);
         let answer = bounded(&BootClock, until, async {

@@ -6,8 +6,13 @@ mod markdown;
 use clap_mangen::{Man, roff::Roff};
 
 use self::markdown::render;
-use super::{CAPABILITIES, CHECKS, LIBRARIES};
-use crate::lock::{Capabilities, Check, Error, Excludes, Kind, Library, Result};
+use crate::{
+    backends::{
+        STORES,
+        kit::{PASSWORD, Parameter, Place, TLS},
+    },
+    lock::{Capabilities, Check, Error, Excludes, Kind, Library, Result},
+};
 
 /// The arguments of `dlock man`.
 #[derive(clap::Args, Debug)]
@@ -261,6 +266,8 @@ fn body(
             ("{common}", _) => common(all),
             ("{variables}", _) => items(variables.iter().map(|(name, text)| (name, text))),
             ("{capabilities}", _) => capabilities(),
+            ("{urls}", _) => urls(),
+            ("{parameters}", _) => parameters(),
             ("{checks}", _) => checks(),
             ("{libraries}", _) => libraries(),
             ("{errors}", _) => include_str!("man/errors.md").to_owned(),
@@ -334,19 +341,74 @@ fn libraries() -> String {
         };
         format!("- {name}: {how}{about}.\n{code}")
     };
-    let of = |(title, libraries): &(&str, &[Library])| {
+    let of = |(title, libraries): &(String, &[Library])| {
         format!(
             "## {title}\n{}",
             libraries.iter().map(one).collect::<String>()
         )
     };
-    LIBRARIES.iter().map(of).collect()
+    merged(STORES.iter().flat_map(|store| store.libraries).copied())
+        .iter()
+        .map(of)
+        .collect()
 }
 
 /// Returns list items in the format of [`render`].
 fn items<T: AsRef<str>>(rows: impl IntoIterator<Item = (T, T)>) -> String {
     rows.into_iter()
         .map(|(name, text)| ["- ", name.as_ref(), ": ", text.as_ref(), "\n"].concat())
+        .collect()
+}
+
+/// Returns the URLs of all stores.
+fn urls() -> String {
+    let schemes = || STORES.iter().flat_map(|store| store.schemes);
+    let examples = schemes()
+        .map(|scheme| scheme.example)
+        .filter(|(url, _)| !url.is_empty());
+    let rows: Vec<_> = examples
+        .map(|(url, about)| format!("    {url:<35}{about}"))
+        .collect();
+    let tls: Vec<_> = schemes()
+        .filter(|scheme| scheme.tls == Some(true))
+        .collect();
+    let tls: Vec<_> = tls.iter().map(|scheme| scheme.name).collect();
+    format!(
+        "{}\n\nOver TLS: {}. SQL servers have settings for it.",
+        rows.join("\n"),
+        tls.join(", ")
+    )
+}
+
+/// Returns the parameters of all stores.
+fn parameters() -> String {
+    let common = [("Stores with a login", PASSWORD), ("Stores over TLS", TLS)];
+    let own = STORES.iter().flat_map(|store| {
+        let own = store.parameters.iter().filter(|table| {
+            !common
+                .iter()
+                .any(|(_, shared)| std::ptr::eq(**table, *shared))
+        });
+        own.map(|table| (store.name, *table))
+    });
+    let of = |(title, table): &(String, &[Parameter])| {
+        let rows = table.iter().map(|parameter| {
+            let name = format!("`{}`", parameter.name);
+            let place = match parameter.place {
+                Place::Both => "",
+                Place::Url => ", in the URL only",
+                Place::Table => ", in the configuration only",
+            };
+            (
+                name,
+                format!("{} ({}){place}", parameter.help, parameter.value),
+            )
+        });
+        format!("## {title}\n{}\n", items(rows))
+    };
+    merged(common.into_iter().chain(own))
+        .iter()
+        .map(of)
         .collect()
 }
 
@@ -376,8 +438,9 @@ fn capabilities() -> String {
         ["-s", "--permits", "--fair", "nested", "acquire", "wakes"],
     )];
     lines.extend(
-        CAPABILITIES
+        STORES
             .iter()
+            .flat_map(|store| store.capabilities)
             .map(|(name, capabilities)| row(name, of(capabilities))),
     );
     lines.join("\n")
@@ -389,7 +452,10 @@ fn checks() -> String {
         "Whatever the store",
         &[super::doctor::CHECKS] as &[&[Check]],
     )];
-    let of = |(title, tables): &(&str, &[&[Check]])| {
+    let all = all
+        .into_iter()
+        .chain(STORES.iter().flat_map(|store| store.checks).copied());
+    let of = |(title, tables): &(String, &[&[Check]])| {
         format!(
             "## {title}\n{}",
             items(
@@ -401,5 +467,24 @@ fn checks() -> String {
             )
         )
     };
-    all.iter().chain(CHECKS).map(of).collect()
+    merged(all).iter().map(of).collect()
+}
+
+/// Joins the titles of tables that several stores share.
+fn merged<T>(
+    tables: impl Iterator<Item = (&'static str, &'static [T])>,
+) -> Vec<(String, &'static [T])> {
+    let mut all: Vec<(Vec<&str>, &[T])> = Vec::new();
+    for (title, table) in tables {
+        match all
+            .iter_mut()
+            .find(|(_, known)| std::ptr::eq(*known, table))
+        {
+            Some((titles, _)) => titles.push(title),
+            None => all.push((vec![title], table)),
+        }
+    }
+    all.into_iter()
+        .map(|(titles, table)| (titles.join(", "), table))
+        .collect()
 }

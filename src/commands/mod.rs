@@ -1,4 +1,4 @@
-//! One file per subcommand: its arguments and one function. This file alone knows the backends.
+//! One file per subcommand: its arguments and one function.
 //!
 //! The commands parse no values: `cli` passes validated settings.
 
@@ -35,30 +35,15 @@ use std::{
     time::Duration,
 };
 
-pub use crate::backends::{CAPABILITIES, CHECKS, LIBRARIES, layouts};
 pub use key::{KeyArg, KeysArg, ModeArgs, TakingArgs, TokenArg, WantedArgs};
 pub use metadata::{collect as collect_metadata, user as user_name};
 pub use take::WantedLocks;
-pub use target::{
-    Address, AdvisoryKey, BackendConfig, EtcdOptions, MysqlOptions, PostgresOptions, RedisOptions,
-    RedisServer, RedlockOptions, Replicas, Secret, Sentinel, SqlMode, SqlOptions, SqlServer,
-    SqliteOptions, TairMode, TairOptions, Target, Tls, TlsMode, ZooKeeperOptions,
-};
+pub use target::Target;
 
 use crate::{
-    backends::{
-        etcd::{self, Etcd},
-        mysql, postgres,
-        redis::{self, Redis},
-        redlock::{self, Redlock},
-        sql,
-        sqlite::Sqlite,
-        tair::{self, Tair},
-        zookeeper::{self, ZooKeeper},
-    },
     lease::{BootClock, Limits, Silence, WaitPolicy},
-    lock::{Backend, Error, Key, Kind, Notice, Result, Sharing},
-    output::{Output, Waiting, drain, plain},
+    lock::{Backend, Error, Key, Kind, Notice, Result, plain},
+    output::{Output, Waiting, drain},
     supervise::{Signal, Signals, reraise, stop_self, unblock_signals},
 };
 
@@ -182,47 +167,16 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
 
 /// Returns the store, not connected yet. Warns if the store is only the embedded default.
 pub fn open(context: &Context) -> Box<dyn Backend> {
-    if let BackendConfig::Sqlite {
-        options,
-        asked_for: false,
-    } = &context.target.backend
-    {
+    let backend = context.target.store.backend();
+    if !context.target.asked_for {
+        let url = &backend.identity().url;
+        let path = url.split_once("://").map_or(&**url, |(_, path)| path);
         context.out.warn_with_hint(
-            &format!("no backend is configured: locks in {} protect this user on this host only", options.path.display()),
+            &format!("no backend is configured: locks in {path} protect this user on this host only"),
             "-b local if that is meant; DLOCK_BACKEND or /etc/dlock/config.toml names the store of a cluster",
         );
     }
-    open_as_it_is(context)
-}
-
-/// Returns the store, not connected yet.
-fn open_as_it_is(context: &Context) -> Box<dyn Backend> {
-    match &context.target.backend {
-        BackendConfig::Sqlite { options, .. } => Box::new(Sqlite::new(options.clone())),
-        BackendConfig::Redis(options) => Box::new(Redis::new(options.clone())),
-        BackendConfig::Mysql(options) => mysql::backend(options.clone()),
-        BackendConfig::Redlock(options) => Box::new(Redlock::new(options.clone())),
-        BackendConfig::Tair(options) => Box::new(Tair::new(options.clone())),
-        BackendConfig::Etcd(options) => Box::new(Etcd::new(options.clone())),
-        BackendConfig::ZooKeeper(options) => Box::new(ZooKeeper::new(options.clone())),
-        BackendConfig::Postgres(options) => postgres::backend(options.clone()),
-    }
-}
-
-/// Returns the name that each lock library needs for a lock. Without I/O.
-fn sharing(backend: &BackendConfig, key: &Key) -> Result<Sharing> {
-    Ok(match backend {
-        BackendConfig::Sqlite { options, .. } => {
-            Sharing::new(sql::Names::new(&options.namespace).of(key), &[], &[])
-        }
-        BackendConfig::Redis(options) => redis::sharing::sharing(options, key)?,
-        BackendConfig::Redlock(options) => redlock::sharing::sharing(options, key)?,
-        BackendConfig::Tair(options) => tair::sharing::sharing(options, key)?,
-        BackendConfig::Mysql(options) => mysql::sharing::sharing(options, key),
-        BackendConfig::Postgres(options) => postgres::sharing::sharing(options, key),
-        BackendConfig::Etcd(options) => etcd::sharing::sharing(options, key),
-        BackendConfig::ZooKeeper(options) => zookeeper::sharing::sharing(options, key),
-    })
+    backend
 }
 
 /// Waits until all deferred output is printed, or stderr was blocked for [`PROMPT`] and

@@ -1,7 +1,7 @@
 //! `dlock names`: the stored name of a lock, and the name that other lock libraries need for the
 //! same lock.
 
-use super::{Context, KeyArg, open_as_it_is, sharing};
+use super::{Context, KeyArg};
 use crate::{
     exit,
     lock::{Key, Result},
@@ -34,8 +34,8 @@ pub struct NamesSettings {
 /// If the key has no name in this namespace.
 pub fn run(settings: &NamesSettings, context: &Context) -> Result<u8> {
     let (key, out) = (&settings.key, &context.out);
-    let sharing = sharing(&context.target.backend, key)?;
-    let url = open_as_it_is(context).identity().url;
+    let sharing = context.target.store.sharing(key)?;
+    let url = context.target.store.backend().identity().url;
     let written = if out.is_json() {
         out.json(&json::NamesReport::new(key, &url, &sharing))
     } else {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use futures_util::future::{join, join_all};
 
-use super::{Context, open_as_it_is};
+use super::Context;
 use crate::{
     lease::{BootClock, ask, ask_long},
     lock::{Backend, End, Key, LastRun, LockState, Metadata, Progress, Result, SkipCount, Which},
@@ -173,7 +173,7 @@ pub async fn ask_each<T>(
             }
         }
     };
-    let mut others: Vec<_> = (0..more).map(|_| open_as_it_is(context)).collect();
+    let mut others: Vec<_> = (0..more).map(|_| context.target.store.backend()).collect();
     let (done, _) = join(
         work(&mut *backend),
         join_all(others.iter_mut().map(|other| work(&mut **other))),

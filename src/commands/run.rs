@@ -24,9 +24,9 @@ use crate::{
     lease::{Budget, Claim, Held, WaitPolicy, in_order},
     lock::{
         Backend, Entry, Error, Key, Kind, LastResort, Metadata, Mode, Request, Result, Token, Ttl,
-        length,
+        length, plain,
     },
-    output::{MetricsFile, Output, RunResult, StatusFile, Syslog, SyslogPolicy, Verdict, plain},
+    output::{MetricsFile, Output, RunResult, StatusFile, Syslog, SyslogPolicy, Verdict},
     supervise::{self, CapturedOutput, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
 };
 
@@ -291,7 +291,7 @@ fn attempt(
         .map(|value| Held::parse(&value))
         .unwrap_or_default();
     let mut claims = Vec::new();
-    let backends = iter::once(backend).chain(iter::repeat_with(|| super::open_as_it_is(context)));
+    let backends = iter::once(backend).chain(iter::repeat_with(|| context.target.store.backend()));
     for (key, backend) in iter::once(&settings.key)
         .chain(&settings.also)
         .zip(backends)

@@ -72,7 +72,7 @@ pub async fn take<S>(
         ..super::metadata::collect(context.host.as_deref(), None, wanted.describe.clone())
     });
     let backends = iter::once_with(|| super::open(context))
-        .chain(iter::repeat_with(|| super::open_as_it_is(context)));
+        .chain(iter::repeat_with(|| context.target.store.backend()));
     let claim = |(key, backend): (&Key, Box<dyn Backend>)| Claim {
         request: Request {
             ttl_asked: wanted.ttl.is_some(),

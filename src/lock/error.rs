@@ -195,3 +195,14 @@ impl error::Error for Error {
             .map(|e| e as &(dyn error::Error + 'static))
     }
 }
+
+/// Returns the text of an I/O error without the "(os error 2)" that Rust adds.
+pub fn plain(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut chars = text.chars();
+    chars
+        .next()
+        .map(|first| first.to_lowercase().chain(chars).collect())
+        .unwrap_or_default()
+}

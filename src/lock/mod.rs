@@ -31,7 +31,7 @@ pub use backend::{
 pub use breaking::{Break, Intent};
 pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};
-pub use error::{Effect, Error, Kind, Origin, Result};
+pub use error::{Effect, Error, Kind, Origin, Result, plain};
 pub use history::{
     End, History, HistoryEntry, Note, REMEMBERED, ReleaseInfo, SKIPPING_HOSTS, Scope, SkipCount,
     forgotten_hosts,

@@ -115,7 +115,7 @@ impl MetricsFile {
     /// # Errors
     /// If the path names a folder or a device, or no file.
     pub fn new(path: &Path) -> Result<Self, String> {
-        let path = std::path::absolute(path).map_err(|error| super::plain(&error))?;
+        let path = std::path::absolute(path).map_err(|error| crate::lock::plain(&error))?;
         if path.file_name().is_none() {
             return Err("it is no file's name".into());
         }

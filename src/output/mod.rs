@@ -51,7 +51,7 @@ pub use waiting::Waiting;
 
 use crate::{
     exit,
-    lock::{Break, Error, Key, Kind, Result, printable},
+    lock::{Break, Error, Key, Kind, Result, plain, printable},
 };
 
 /// Output options of a command.
@@ -454,15 +454,4 @@ fn window(terminal: std::os::fd::BorrowedFd<'_>) -> (usize, usize) {
     });
     let width = if size.0 == 0 { 80 } else { size.0.max(40) };
     (width, if size.1 == 0 { 24 } else { size.1 })
-}
-
-/// Returns the text of an I/O error without the "(os error 2)" that Rust adds.
-pub fn plain(error: &io::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" (os error").next().unwrap_or_default();
-    let mut chars = text.chars();
-    chars
-        .next()
-        .map(|first| first.to_lowercase().chain(chars).collect())
-        .unwrap_or_default()
 }

@@ -30,7 +30,7 @@ impl StatusFile {
         // dlock may change its working directory later, so the folder is resolved now.
         let folder = folder
             .canonicalize()
-            .map_err(|error| format!("its folder: {}", super::plain(&error)))?;
+            .map_err(|error| format!("its folder: {}", crate::lock::plain(&error)))?;
         if !folder.is_dir() {
             return Err("its folder is none".into());
         }

@@ -2,7 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "real processes take real time")]
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _},
+    io::{self, BufRead as _, BufReader, Read as _},
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -251,9 +251,16 @@ fn a_script_runs_itself_under_a_lock() {
                 .envs(env)
                 .stdin(Stdio::null())
                 .current_dir(lab.path(""))
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap()
+                .stderr(Stdio::piped());
+            loop {
+                match command.spawn() {
+                    // Another case forked while the script was written.
+                    Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
+                        thread::sleep(Duration::from_millis(10));
+                    }
+                    child => return child.unwrap(),
+                }
+            }
         };
         for child in [start("a b"), start("c")] {
             assert_eq!(ended(child), (Some(0), String::new()), "{shell}");

@@ -39,6 +39,7 @@ mod record;
 mod runs;
 mod session;
 pub mod sharing;
+pub(super) mod store;
 mod waiting;
 
 use std::{future::pending, time::Duration};

@@ -31,6 +31,7 @@ mod failure;
 mod history;
 mod lease;
 mod life;
+mod my_cnf;
 mod names;
 mod options;
 mod readers;
@@ -46,6 +47,7 @@ pub mod sharing;
 mod socket;
 mod starts;
 mod statement;
+pub(super) mod store;
 mod table;
 
 use self::sessions::Sessions;

@@ -27,6 +27,7 @@ mod history;
 mod lease;
 mod names;
 mod options;
+mod pgpass;
 mod relay;
 mod schema;
 mod session_break;
@@ -37,6 +38,7 @@ mod sessions;
 pub mod sharing;
 mod starts;
 mod statement;
+pub(super) mod store;
 mod table;
 mod tls;
 

@@ -29,6 +29,7 @@ pub mod sharing;
 mod slot;
 pub(super) mod starts;
 pub(super) mod state;
+pub(in crate::backends) mod store;
 #[cfg(test)]
 mod tests;
 

@@ -97,6 +97,7 @@ mod options;
 mod reading;
 mod script;
 pub mod sharing;
+pub(super) mod store;
 #[cfg(test)]
 mod tests;
 pub(super) mod view;

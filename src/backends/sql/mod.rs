@@ -55,6 +55,7 @@ pub mod tls;
 pub(super) use self::{
     client::{Client, HasClient, Session, SqlDatabase},
     fields::{Fields, Row, as_fence, fence_int, foreign_holder, json},
+    options::{PARAMETERS, layout, sql_mode},
     session_store::{Begun, Over, SessionLock, SessionReads, SessionStore, Tries},
     sessions::{SessionLocks, pause},
     sharing::{SHEDLOCK, sharing},

@@ -4,9 +4,35 @@
 use std::path::PathBuf;
 
 use crate::{
-    backends::net::{secret::Secret, tls::Tls, transport},
+    backends::{
+        kit::{Address, Parameter},
+        net::{secret::Secret, tls::Tls, transport},
+    },
     lock::{Error, Kind, Namespace, Result},
 };
+
+/// The parameters of every SQL server.
+pub(in crate::backends) const PARAMETERS: &[Parameter] = &[
+    Parameter::new("mode", "lease, row, advisory", "how a lock is kept"),
+    Parameter::new(
+        "shedlock",
+        "yes, no",
+        "whether a ShedLock may share the table",
+    ),
+    Parameter::new("table", "NAME", "the table of the locks"),
+];
+
+/// Returns the mode of a server's locks.
+pub(in crate::backends) fn sql_mode(address: &Address<'_>) -> Result<SqlMode> {
+    let choices = [SqlMode::Lease, SqlMode::Row, SqlMode::Advisory].map(|mode| (mode.name(), mode));
+    let mode = address.value("mode", |setting| setting.choice(&choices))?;
+    Ok(mode.unwrap_or(SqlMode::Lease))
+}
+
+/// Returns the layout of a server's data.
+pub(in crate::backends) fn layout() -> String {
+    format!("{}.{}", super::LAYOUT / 100, super::LAYOUT % 100)
+}
 
 /// The server's address, its protocol options, and the location of the locks.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use crate::lock::{Effect, Error, Kind};
+use crate::lock::{Effect, Error, Kind, plain};
 
 /// The error of a statement. SQLite undoes a statement that fails, so that nothing happened, except
 /// where the disk failed meanwhile.
@@ -104,13 +104,4 @@ pub(super) fn files(error: &io::Error, path: &Path) -> Error {
         }
         _ => Error::new(Kind::Unavailable, format!("{path}: {}", plain(error))),
     }
-}
-
-/// The kernel's error without the "(os error 22)" that Rust adds.
-pub(super) fn plain(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error")
-        .next()
-        .unwrap_or_default()
-        .to_lowercase()
 }

@@ -66,6 +66,7 @@ mod slot;
 mod waiting;
 mod watch;
 
+pub(super) mod store;
 #[cfg(test)]
 mod tests;
 
@@ -243,7 +244,7 @@ impl Sqlite {
 fn ours(error: &std::io::Error) -> Error {
     Error::new(
         Kind::Unavailable,
-        format!("the lock file failed: {}", failure::plain(error)),
+        format!("the lock file failed: {}", crate::lock::plain(error)),
     )
 }
 

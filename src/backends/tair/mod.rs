@@ -51,6 +51,7 @@ mod options;
 mod queue;
 mod read;
 pub mod sharing;
+pub(super) mod store;
 mod stored_queue;
 mod swap;
 pub(super) mod value;

@@ -53,6 +53,7 @@ mod runs;
 mod send;
 mod session;
 pub mod sharing;
+pub(super) mod store;
 mod wire;
 
 use std::time::Duration;

@@ -1,13 +1,31 @@
-use std::{path::Path, time::Duration};
+use std::{
+    any::Any,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::*;
 use crate::{
-    cli::{env::Env, file::File},
-    commands::{
-        AdvisoryKey, MysqlOptions, PostgresOptions, RedlockOptions, Replicas, Secret, SqlMode,
-        SqlServer, TlsMode,
+    backends::{
+        Secret, Tls,
+        etcd::EtcdOptions,
+        mysql::MysqlOptions,
+        postgres::{AdvisoryKey, PostgresOptions},
+        redis::{RedisOptions, RedisServer, Replicas},
+        redlock::RedlockOptions,
+        sql::{SqlMode, SqlServer, TlsMode},
+        sqlite::SqliteOptions,
+        tair::TairOptions,
     },
+    cli::{env::Env, file::File},
+    lock::Kind,
 };
+
+fn options<T: Clone + Send + Sync + 'static>(target: Target) -> T {
+    let store: Arc<dyn Any + Send + Sync> = target.store;
+    Arc::unwrap_or_clone(store.downcast::<T>().expect("another kind of store"))
+}
 
 fn find(url: Option<&str>, env: &[(&str, &str)], file: &str) -> Result<Target> {
     let env: Env = std::iter::once(("HOME", "/home/ana"))
@@ -22,24 +40,16 @@ fn find(url: Option<&str>, env: &[(&str, &str)], file: &str) -> Result<Target> {
 }
 
 fn redis_of(target: Target) -> RedisOptions {
-    match target.backend {
-        BackendConfig::Redis(options) => options,
-        _ => panic!("not redis"),
-    }
+    options(target)
 }
 
 fn etcd_of(target: Target) -> EtcdOptions {
-    match target.backend {
-        BackendConfig::Etcd(options) => options,
-        _ => panic!("not etcd"),
-    }
+    options(target)
 }
 
 fn sqlite_of(target: Target) -> (PathBuf, bool) {
-    match target.backend {
-        BackendConfig::Sqlite { options, asked_for } => (options.path, asked_for),
-        _ => panic!("not sqlite"),
-    }
+    let asked_for = target.asked_for;
+    (options::<SqliteOptions>(target).path, asked_for)
 }
 
 #[test]
@@ -161,10 +171,7 @@ fn every_scheme_is_understood() {
 #[test]
 fn redlock_urls_are_parsed() {
     let find = |url| find(Some(url), &[("DLOCK_PASSWORD", "pw")], "");
-    let redlock = |url| match find(url).unwrap().backend {
-        BackendConfig::Redlock(options) => options,
-        other => panic!("{other:?}"),
-    };
+    let redlock = |url| options::<RedlockOptions>(find(url).unwrap());
     let options = redlock(
         "redlocks://ana@r1,r2:6380,[::1]/3?cacert=/ca.pem&node_timeout=80ms&retry_delay=1s&namespace=x",
     );
@@ -197,11 +204,11 @@ fn redlock_urls_are_parsed() {
         ("redlock://r1,r2,r1:6379", "it names a server twice"),
         (
             "redlock://r1,r2,r3?allow_few=perhaps",
-            "allow_few is yes or no",
+            "allow_few: it can't be \"perhaps\"",
         ),
         (
             "redlock://r1,r2,r3?node_timeout=1ms",
-            "node_timeout is a duration from 10ms to 60s",
+            "node_timeout: \"1ms\" is out of range",
         ),
         ("redlock://r1,r2,r3?cacert=/x", "this backend has no cacert"),
         (
@@ -220,10 +227,7 @@ fn redlock_urls_are_parsed() {
 #[test]
 fn tair_urls_are_parsed() {
     let find = |url| find(Some(url), &[("DLOCK_PASSWORD", "pw")], "");
-    let tair = |url| match find(url).unwrap().backend {
-        BackendConfig::Tair(options) => options,
-        other => panic!("{other:?}"),
-    };
+    let tair = |url| options::<TairOptions>(find(url).unwrap());
     let options = tair("tairs://ana@h:6380/3?mode=version&retry_delay=50ms&cacert=/ca.pem");
     assert_eq!(options.redacted_url(), "tairs://h:6380/3?mode=version");
     assert_eq!(
@@ -232,7 +236,7 @@ fn tair_urls_are_parsed() {
     );
     assert_eq!(tair("tair://h").redacted_url(), "tair://h:6379");
     for (url, why) in [
-        ("tair://h?mode=lease", "mode is plain or version"),
+        ("tair://h?mode=lease", "mode: it can't be \"lease\""),
         ("tair://h1,h2", "it names more than one server"),
         ("tair://h?replicas=1", "this backend has no replicas"),
         ("redlock://r1,r2,r3?mode=plain", "this backend has no mode"),
@@ -560,7 +564,7 @@ fn errors_name_their_origin_and_no_secrets() {
             Some("redis://a?replicas=1&replica_timeout=0"),
             "",
             Kind::Usage,
-            "DLOCK_BACKEND: it is out of range",
+            "DLOCK_BACKEND: replica_timeout: \"0\" is out of range",
             "1ms to 1m",
         ),
         (
@@ -653,10 +657,7 @@ fn errors_name_their_origin_and_no_secrets() {
 }
 
 fn postgres_of(target: Target) -> PostgresOptions {
-    match target.backend {
-        BackendConfig::Postgres(options) => options,
-        _ => panic!("not postgres"),
-    }
+    options(target)
 }
 
 #[test]
@@ -775,10 +776,7 @@ fn invalid_postgres_parameters_are_refused() {
 }
 
 fn mysql_of(target: Target) -> MysqlOptions {
-    match target.backend {
-        BackendConfig::Mysql(options) => options,
-        _ => panic!("not mysql"),
-    }
+    options(target)
 }
 
 #[test]

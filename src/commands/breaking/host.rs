@@ -4,7 +4,7 @@ use std::future::pending;
 
 use futures_util::stream::{self, StreamExt as _};
 
-use super::super::{Context, consent, interrupted, open, open_as_it_is};
+use super::super::{Context, consent, interrupted, open};
 use crate::{
     exit,
     lease::{self, BootClock, BreakOutcome, BreakRequest, ask_long},
@@ -183,7 +183,7 @@ async fn break_one(
     at_once: bool,
     context: &Context,
 ) -> Result<&'static str> {
-    let mut backend = open_as_it_is(context);
+    let mut backend = context.target.store.backend();
     let request = BreakRequest {
         key,
         seen,

@@ -111,11 +111,7 @@ fn file(id: &'static str, what: &str, path: &Path, is_secret: bool) -> Finding {
             );
         }
         Err(error) => {
-            return Finding::unchecked(
-                id,
-                &format!("{what} {shown}"),
-                &crate::output::plain(&error),
-            );
+            return Finding::unchecked(id, &format!("{what} {shown}"), &crate::lock::plain(&error));
         }
     };
     let mode = found.permissions().mode() & 0o7777;

@@ -11,7 +11,7 @@ pub use files::{FoundSecret, SecretPlace};
 
 use std::ffi::OsStr;
 
-use super::{Context, explain::works_elsewhere, open_as_it_is};
+use super::{Context, explain::works_elsewhere};
 use crate::{
     exit,
     lease::{BootClock, ask, ask_long},
@@ -91,7 +91,7 @@ pub const CHECKS: &[Check] = &[
 /// # Errors
 /// Findings are not errors.
 pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
-    let mut backend = open_as_it_is(context);
+    let mut backend = context.target.store.backend();
     if let Some(role) = settings.print_grants {
         return Ok(print_grants(&*backend, role, context));
     }
@@ -196,7 +196,7 @@ fn failed(check: &'static str, error: &Error, risk: &str) -> Finding {
 
 fn sources(settings: &DoctorSettings, context: &Context) -> Finding {
     const ID: &str = "settings";
-    if !context.target.is_asked_for() {
+    if !context.target.asked_for {
         let risk = "locks hold for this user on this host only: each node runs the job";
         return Finding::warn(ID, "no store is configured", risk)
             .fix("name one in /etc/dlock/config.toml, DLOCK_BACKEND or --backend");

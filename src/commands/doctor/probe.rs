@@ -8,7 +8,7 @@ use std::{cell::Cell, time::Duration};
 
 use super::{Context, DoctorSettings, failed};
 use crate::{
-    commands::{collect_metadata, interrupted, open_as_it_is, stopped_by},
+    commands::{collect_metadata, interrupted, stopped_by},
     lease::{
         BootClock, Budget, Clock as _, Lease, Outcome, Released, WaitPolicy, acquire, ask, release,
     },
@@ -57,7 +57,7 @@ pub(super) async fn try_out(
     context: &Context,
     report: &mut DoctorReport,
 ) -> Option<u8> {
-    if let Some(why) = context.target.one_lock_for_all() {
+    if let Some(why) = context.target.store.one_lock_for_all() {
         report.findings.extend(untried(why, TRIALS));
         report.findings.push(clock(backend, context).await);
         return None;
@@ -279,7 +279,7 @@ async fn hand_over(
     signals: &mut Signals,
     report: &mut DoctorReport,
 ) -> Option<Signal> {
-    let mut other = open_as_it_is(context);
+    let mut other = context.target.store.backend();
     let wakes = other.identity().capabilities.notification;
     let (waits, others, given) = (Cell::new(false), Cell::new(false), Cell::new(None));
     let limits = context.limits();

@@ -18,8 +18,7 @@ use tokio::io::unix::AsyncFd;
 use super::HoldUntil;
 use crate::{
     lease::{BootClock, Clock as _},
-    lock::{Error, Kind, Result},
-    output::plain,
+    lock::{Error, Kind, Result, plain},
     supervise::{Signal, watch_fd},
 };
 

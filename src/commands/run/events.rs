@@ -5,8 +5,8 @@ use std::{cell::RefCell, time::Duration};
 use super::RunSettings;
 use crate::{
     commands::{Context, collect_metadata},
-    lock::{Fence, Metadata},
-    output::{EventReport, Output, RunEvent, Verdict, plain},
+    lock::{Fence, Metadata, plain},
+    output::{EventReport, Output, RunEvent, Verdict},
     supervise::{HookEvent, Hooks, fork_hooks},
 };
 

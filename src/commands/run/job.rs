@@ -21,8 +21,8 @@ use crate::{
         BootClock, Budget, Claim, Clock, GroupOutcome, Held, Lease, Loss, acquire_all, bounded,
         keep_all, note_skip, undo_all,
     },
-    lock::{Backend, BootTime, Error, Intent, Kind, Metadata, Result, Scope, Token},
-    output::{self, Cause, CommandEnd, RunResult, Skip, Verdict, Waiting, plain},
+    lock::{Backend, BootTime, Error, Intent, Kind, Metadata, Result, Scope, Token, plain},
+    output::{self, Cause, CommandEnd, RunResult, Skip, Verdict, Waiting},
     supervise::{self, CapturedOutput, Deadlines, Signal, Signals, Supervisor},
 };
 

@@ -109,8 +109,9 @@ async fn every_check_has_a_finding_and_every_finding_a_check(lab: &Lab) {
         );
     }
     if lab.kind != Kind::Memory {
-        let known: Vec<&str> = dlock::backends::CHECKS
+        let known: Vec<&str> = dlock::backends::STORES
             .iter()
+            .flat_map(|store| store.checks)
             .flat_map(|(_, tables)| tables.concat())
             .map(|check| check.id)
             .collect();

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-pub use crate::output::plain;
+use crate::lock::plain;
 
 /// A larger file is refused.
 const MAX_BYTES: u64 = 4096;

@@ -6,9 +6,9 @@
 use std::{fs::File, io::Read as _, path::Path, path::PathBuf};
 
 use crate::{
-    cli::secret_file,
-    commands::{Tls, TlsMode},
+    backends::{net::tls::Tls, sql::TlsMode},
     lock::{Error, Kind, Result},
+    settings::secret_file,
 };
 
 /// dlock reads no more bytes than this.
@@ -51,7 +51,7 @@ pub fn read(path: &Path) -> Result<ClientOptions> {
     (&mut file)
         .take(MAX_BYTES)
         .read_to_string(&mut text)
-        .map_err(|error| refuse(&secret_file::plain(&error)))?;
+        .map_err(|error| refuse(&crate::lock::plain(&error)))?;
     let client = parse(&text);
     if client.password.is_some() && secret_file::others_can_read(&file, path).unwrap_or(true) {
         return Err(refuse(secret_file::OPEN_TO_ALL).hint(format!("chmod 600 {}", path.display())));

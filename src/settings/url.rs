@@ -6,7 +6,7 @@
 use percent_encoding::percent_decode_str;
 
 /// A URL's parts, percent-decoded.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Url {
     /// Lower case, without the colon.
     pub scheme: String,

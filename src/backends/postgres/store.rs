@@ -1,48 +1,86 @@
-//! PostgreSQL: the URL, its parameters, and as defaults the settings of psql (`PGHOST`,
+//! What dlock knows of PostgreSQL, and its URLs. The settings of psql are the defaults (`PGHOST`,
 //! `~/.pgpass`, …).
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use super::{
-    super::{
-        args::Globals,
-        layers::Layers,
-        setting::{Origin, Setting},
-        url::Url,
-    },
-    namespace, parameter, password,
+    AdvisoryKey, CAPABILITIES, PORT, PostgresOptions, backend, examine,
     pgpass::{self, Login},
-    secret_of, sql_mode,
+    sharing,
 };
 use crate::{
-    commands::{AdvisoryKey, PostgresOptions, Secret, SqlMode, SqlOptions, SqlServer, TlsMode},
-    lock::{Error, Result},
+    backends::{
+        kit::{
+            Address, ClientFile, Configured, PASSWORD, Parameter, Place, Scheme, StoreInfo, TLS,
+            address::secret_of,
+        },
+        net::secret::Secret,
+        sql::{self, SHEDLOCK, SqlMode, SqlOptions, SqlServer, TlsMode, sql_mode},
+    },
+    lock::{Backend, Key, Result, Sharing},
+    settings::setting::{Origin, Setting},
 };
 
-/// The default port.
-const PORT: u16 = 5432;
+/// PostgreSQL.
+pub const STORE: StoreInfo = StoreInfo {
+    name: "PostgreSQL",
+    schemes: &[
+        Scheme::free("postgres", "postgres://user@host[:5432]/db", "PostgreSQL")
+            .or(&["pg", "pgsql"]),
+        Scheme::free("postgresql", "postgresql://user@host[:5432]/db", "the same"),
+    ],
+    parameters: &[
+        PASSWORD,
+        TLS,
+        sql::PARAMETERS,
+        &[
+            // In a table it would be the setting of that name: this machine's.
+            Parameter::new("host", "NAME", "the server, or the folder of its socket")
+                .only_in(Place::Url),
+            Parameter::new("pg_key", "NUMBER", "the key of the one advisory lock"),
+            Parameter::new("sslcert", "PATH", "as cert"),
+            Parameter::new("sslkey", "PATH", "as key"),
+            Parameter::new("sslmode", "disable to verify-full", "whether TLS is used"),
+            Parameter::new("sslrootcert", "PATH", "as cacert"),
+        ],
+    ],
+    server: Some("PostgreSQL"),
+    client_file: Some(ClientFile {
+        variable: "PGPASSFILE",
+        in_home: ".pgpass",
+    }),
+    capabilities: &[
+        ("PostgreSQL", CAPABILITIES[0]),
+        ("PostgreSQL, mode=row", CAPABILITIES[1]),
+        ("PostgreSQL, mode=advisory", CAPABILITIES[2]),
+    ],
+    layout: sql::layout,
+    libraries: &[
+        ("PostgreSQL", &SHEDLOCK),
+        ("PostgreSQL, mode=advisory", &sharing::ADVISORY),
+    ],
+    checks: &[("PostgreSQL", &[examine::CHECKS])],
+    configure: |address| Ok(Arc::new(options(&address)?)),
+};
+
 /// The usual directories of the server's Unix socket.
 const SOCKETS: [&str; 2] = ["/run/postgresql", "/tmp"];
 
 /// Creates the options of a `postgres://` URL.
-///
-/// # Errors
-/// The first invalid setting, with its origin.
-pub fn options(
-    globals: &Globals,
-    url: Url,
-    wrong: &dyn Fn(&str) -> Error,
-    layers: &mut Layers<'_>,
-) -> Result<PostgresOptions> {
-    // The parameter `host` must not be mistaken for the setting `host`, this machine's name.
-    let host = layers.url.remove("host");
+fn options(address: &Address<'_>) -> Result<PostgresOptions> {
+    let url = address.url.clone();
+    let host = address.parameter("host");
     if url.hosts.len() > 1 {
-        return Err(wrong("it names more than one server")
+        return Err(address
+            .wrong("it names more than one server")
             .hint("name the primary, or an address that follows it"));
     }
     let port = match url.hosts.first().and_then(|(_, port)| *port) {
         Some(port) => port,
-        None => match variable(layers, "PGPORT")? {
+        None => match address.variable("PGPORT")? {
             Some(setting) => setting
                 .text
                 .parse()
@@ -54,34 +92,36 @@ pub fn options(
         (Some(_), Some(host)) => return Err(host.refuse("the host is given twice")),
         (Some((host, _)), None) => SqlServer::Tcp { host, port },
         (None, Some(host)) => server(host.text, port),
-        (None, None) => match variable(layers, "PGHOST")? {
+        (None, None) => match address.variable("PGHOST")? {
             Some(setting) => server(setting.text, port),
             None => default_server(port),
         },
     };
     let mut sql = SqlOptions::new(server);
-    sql.namespace = namespace(globals, layers)?;
+    sql.namespace = address.namespace.clone();
     sql.user = match url.user {
         Some(user) => Some(user),
         None => Some(
-            variable(layers, "PGUSER")?
-                .map_or_else(crate::commands::user_name, |setting| setting.text),
+            address
+                .variable("PGUSER")?
+                .map_or_else(address.local_user, |setting| setting.text),
         ),
     };
     let database = url.path.trim_start_matches('/');
     sql.database = match database {
-        "" => variable(layers, "PGDATABASE")?
+        "" => address
+            .variable("PGDATABASE")?
             .map(|setting| setting.text)
             .or_else(|| sql.user.clone()),
         name => Some(name.to_owned()),
     };
-    tls(&mut sql, layers)?;
-    sql.no_shedlock = !parameter(layers, "shedlock").map_or(Ok(true), |setting| setting.yes())?;
-    if let Some(setting) = parameter(layers, "table") {
+    tls(&mut sql, address)?;
+    sql.no_shedlock = address.yes("shedlock")? == Some(false);
+    if let Some(setting) = address.parameter("table") {
         sql.table = table(&setting)?;
     }
-    sql.mode = sql_mode(layers)?;
-    let advisory_key = match parameter(layers, "pg_key") {
+    sql.mode = sql_mode(address)?;
+    let advisory_key = match address.parameter("pg_key") {
         Some(setting) if sql.mode != SqlMode::Advisory => {
             return Err(setting.refuse("only mode=advisory has a key"));
         }
@@ -92,19 +132,11 @@ pub fn options(
         })?),
         None => None,
     };
-    sql.password = match password(globals, layers, url.password)? {
+    sql.password = match address.secret("password")? {
         Some(password) => Some(password),
-        None => psql_password(&sql, layers)?,
+        None => psql_password(&sql, address)?,
     };
     Ok(PostgresOptions { sql, advisory_key })
-}
-
-/// Returns a variable of psql's environment.
-fn variable(layers: &Layers<'_>, name: &str) -> Result<Option<Setting>> {
-    Ok(layers.env.get(name)?.map(|text| Setting {
-        text: text.to_owned(),
-        origin: Origin::Env(name.to_owned()),
-    }))
 }
 
 /// Returns the server. A host that is a path is the directory of a Unix socket.
@@ -133,18 +165,7 @@ fn default_server(port: u16) -> SqlServer {
     }
 }
 
-/// Returns a parameter that has two names: libpq's and dlock's own.
-fn one_of(layers: &Layers<'_>, names: [&str; 2]) -> Result<Option<Setting>> {
-    match names.map(|name| parameter(layers, name)) {
-        [Some(_), Some(setting)] => Err(setting.refuse(format!(
-            "{} and {} are the same: one of them will do",
-            names[0], names[1]
-        ))),
-        [one, other] => Ok(one.or(other)),
-    }
-}
-
-fn tls(sql: &mut SqlOptions, layers: &Layers<'_>) -> Result<()> {
+fn tls(sql: &mut SqlOptions, address: &Address<'_>) -> Result<()> {
     let modes = [
         ("disable", TlsMode::Disable),
         // `allow` may use TLS, so `prefer` satisfies it.
@@ -154,17 +175,17 @@ fn tls(sql: &mut SqlOptions, layers: &Layers<'_>) -> Result<()> {
         ("verify-ca", TlsMode::VerifyCa),
         ("verify-full", TlsMode::VerifyFull),
     ];
-    let mode = match parameter(layers, "sslmode") {
+    let mode = match address.parameter("sslmode") {
         Some(setting) => Some(setting),
-        None => variable(layers, "PGSSLMODE")?,
+        None => address.variable("PGSSLMODE")?,
     };
     if let Some(setting) = &mode {
         sql.tls = setting.choice(&modes)?;
     }
     let file = |names: [&str; 2], psql_variable: &str| {
-        let setting = match one_of(layers, names)? {
+        let setting = match address.one_of(names)? {
             Some(setting) => Some(setting),
-            None => variable(layers, psql_variable)?,
+            None => address.variable(psql_variable)?,
         };
         match setting {
             Some(setting) if Path::new(&setting.text).is_absolute() => {
@@ -182,7 +203,7 @@ fn tls(sql: &mut SqlOptions, layers: &Layers<'_>) -> Result<()> {
     if sql.files.cert_file.is_some() != sql.files.key_file.is_some() {
         let setting = [["sslcert", "cert"], ["sslkey", "key"]]
             .into_iter()
-            .find_map(|names| one_of(layers, names).ok().flatten());
+            .find_map(|names| address.one_of(names).ok().flatten());
         let origin =
             setting.map_or_else(|| Origin::Env("PGSSLCERT".into()), |setting| setting.origin);
         return Err(
@@ -211,17 +232,11 @@ fn table(setting: &Setting) -> Result<String> {
 }
 
 /// Returns the password that psql would use.
-fn psql_password(sql: &SqlOptions, layers: &Layers<'_>) -> Result<Option<Secret>> {
-    if let Some(setting) = variable(layers, "PGPASSWORD")? {
+fn psql_password(sql: &SqlOptions, address: &Address<'_>) -> Result<Option<Secret>> {
+    if let Some(setting) = address.variable("PGPASSWORD")? {
         return Ok(Some(Secret::new(setting.text)));
     }
-    let named = layers.env.get_os("PGPASSFILE").map(PathBuf::from);
-    let file = named.or_else(|| {
-        layers
-            .env
-            .get_os("HOME")
-            .map(|home| Path::new(home).join(".pgpass"))
-    });
+    let file = address.client_file();
     let Some(file) = file.filter(|file| file.is_absolute()) else {
         return Ok(None);
     };
@@ -245,4 +260,27 @@ fn psql_password(sql: &SqlOptions, layers: &Layers<'_>) -> Result<Option<Secret>
     };
     let found = find(&file)?;
     Ok(found.map(|text| secret_of(text, &file, move |file| find(file).ok().flatten())))
+}
+
+impl Configured for PostgresOptions {
+    fn info(&self) -> &'static StoreInfo {
+        &STORE
+    }
+
+    fn backend(&self) -> Box<dyn Backend> {
+        backend(self.clone())
+    }
+
+    fn sharing(&self, key: &Key) -> Result<Sharing> {
+        Ok(sharing::sharing(self, key))
+    }
+
+    fn user(&self) -> Option<&str> {
+        self.sql.user.as_deref()
+    }
+
+    fn one_lock_for_all(&self) -> Option<&'static str> {
+        self.advisory_key
+            .map(|_| "pg_key makes every key the one lock of the jobs")
+    }
 }

@@ -1,25 +1,78 @@
-//! MySQL and MariaDB: the URL, its parameters, and as defaults the settings of their clients
-//! (`~/.my.cnf`, `MYSQL_PWD`).
+//! What dlock knows of MySQL and MariaDB, and their URLs. The settings of their clients are the
+//! defaults (`~/.my.cnf`, `MYSQL_PWD`).
 
-use std::path::{Path, PathBuf};
+use std::{path::Path, sync::Arc};
 
 use super::{
-    super::{
-        args::Globals,
-        layers::Layers,
-        setting::{Origin, Setting},
-        url::Url,
-    },
+    CAPABILITIES, MysqlOptions, PORT, backend, examine,
     my_cnf::{self, ClientOptions, MODES},
-    namespace, parameter, password, secret_of, sql_mode,
+    sharing,
 };
 use crate::{
-    commands::{MysqlOptions, Secret, SqlMode, SqlOptions, SqlServer, TlsMode},
-    lock::{Error, Result},
+    backends::{
+        kit::{
+            Address, ClientFile, Configured, PASSWORD, Parameter, Scheme, StoreInfo, TLS,
+            address::{path, secret_of},
+        },
+        net::secret::Secret,
+        sql::{self, SHEDLOCK, SqlMode, SqlOptions, SqlServer, TlsMode, sql_mode},
+    },
+    lock::{Backend, Key, Result, Sharing},
+    settings::setting::{Origin, Setting},
 };
 
-/// The default port.
-const PORT: u16 = 3306;
+/// MySQL and MariaDB.
+pub const STORE: StoreInfo = StoreInfo {
+    name: "MySQL, MariaDB",
+    schemes: &[
+        Scheme::free("mysql", "mysql://user@host[:3306]/db", "MySQL or MariaDB"),
+        Scheme::free("mariadb", "mariadb://user@host[:3306]/db", "the same"),
+    ],
+    parameters: &[
+        PASSWORD,
+        TLS,
+        sql::PARAMETERS,
+        &[
+            Parameter::new(
+                "lock_name",
+                "raw, qualified",
+                "the name of an advisory lock",
+            ),
+            Parameter::new(
+                "single_writer",
+                "yes, no",
+                "all clients write to this node of a cluster",
+            ),
+            Parameter::new("socket", "PATH", "the server's socket"),
+            Parameter::new("ssl-ca", "PATH", "as cacert"),
+            Parameter::new("ssl-cert", "PATH", "as cert"),
+            Parameter::new("ssl-key", "PATH", "as key"),
+            Parameter::new(
+                "ssl-mode",
+                "DISABLED to VERIFY_IDENTITY",
+                "whether TLS is used",
+            ),
+        ],
+    ],
+    server: Some("MySQL"),
+    client_file: Some(ClientFile {
+        variable: "",
+        in_home: ".my.cnf",
+    }),
+    capabilities: &[
+        ("MySQL, MariaDB", CAPABILITIES[0]),
+        ("MySQL, mode=row", CAPABILITIES[1]),
+        ("MySQL, mode=advisory", CAPABILITIES[2]),
+    ],
+    layout: sql::layout,
+    libraries: &[
+        ("MySQL, MariaDB", &SHEDLOCK),
+        ("MySQL, MariaDB, mode=advisory", &sharing::ADVISORY),
+    ],
+    checks: &[("MySQL, MariaDB", &[examine::CHECKS])],
+    configure: |address| Ok(Arc::new(options(&address)?)),
+};
+
 /// The usual paths of the server's Unix socket.
 const SOCKETS: [&str; 3] = [
     "/run/mysqld/mysqld.sock",
@@ -28,30 +81,19 @@ const SOCKETS: [&str; 3] = [
 ];
 
 /// Creates the options of a `mysql://` or `mariadb://` URL.
-///
-/// # Errors
-/// The first invalid setting, with its origin.
-pub fn options(
-    globals: &Globals,
-    url: Url,
-    wrong: &dyn Fn(&str) -> Error,
-    layers: &Layers<'_>,
-) -> Result<MysqlOptions> {
+fn options(address: &Address<'_>) -> Result<MysqlOptions> {
+    let url = address.url.clone();
     if url.hosts.len() > 1 {
-        return Err(wrong("it names more than one server")
+        return Err(address
+            .wrong("it names more than one server")
             .hint("name the primary, or an address that follows it"));
     }
-    let home = layers
-        .env
-        .get_os("HOME")
-        .map(PathBuf::from)
-        .filter(|home| home.is_absolute());
-    let file = home.map(|home| home.join(".my.cnf"));
+    let file = address.client_file();
     let client = match &file {
         Some(file) => my_cnf::read(file)?,
         None => ClientOptions::default(),
     };
-    let server = match (url.hosts.into_iter().next(), parameter(layers, "socket")) {
+    let server = match (url.hosts.into_iter().next(), address.parameter("socket")) {
         (Some(_), Some(socket)) => return Err(socket.refuse("a host and a socket are two places")),
         (Some((host, port)), None) => SqlServer::Tcp {
             host,
@@ -64,48 +106,45 @@ pub fn options(
         (None, None) => default_server(&client),
     };
     let mut sql = SqlOptions::new(server);
-    sql.namespace = namespace(globals, layers)?;
+    sql.namespace = address.namespace.clone();
     let is_clients_user = url.user.is_none() || url.user == client.user;
-    sql.user = Some(
-        url.user
-            .or(client.user)
-            .unwrap_or_else(crate::commands::user_name),
-    );
+    sql.user = Some(url.user.or(client.user).unwrap_or_else(address.local_user));
     sql.database =
         Some(url.path.trim_start_matches('/').to_owned()).filter(|name| !name.is_empty());
-    tls(&mut sql, layers, client.tls)?;
+    tls(&mut sql, address, client.tls)?;
     if sql.files.ca_file.is_none() {
         sql.files.ca_file = client.files.ca_file;
     }
     if sql.files.cert_file.is_none() && sql.files.key_file.is_none() {
         (sql.files.cert_file, sql.files.key_file) = (client.files.cert_file, client.files.key_file);
     }
-    sql.no_shedlock = !parameter(layers, "shedlock").map_or(Ok(true), |setting| setting.yes())?;
-    if let Some(setting) = parameter(layers, "table") {
+    sql.no_shedlock = address.yes("shedlock")? == Some(false);
+    if let Some(setting) = address.parameter("table") {
         sql.table = table(&setting)?;
     }
     if sql.database.is_none() && !sql.table.contains('.') {
-        return Err(
-            wrong("it names no database").hint("mysql://HOST/DATABASE, or ?table=DATABASE.TABLE")
-        );
+        return Err(address
+            .wrong("it names no database")
+            .hint("mysql://HOST/DATABASE, or ?table=DATABASE.TABLE"));
     }
-    sql.mode = sql_mode(layers)?;
-    let raw_names = match parameter(layers, "lock_name") {
+    sql.mode = sql_mode(address)?;
+    let raw_names = match address.parameter("lock_name") {
         Some(setting) if sql.mode != SqlMode::Advisory => {
             return Err(setting.refuse("only mode=advisory has names of its own"));
         }
         Some(setting) => setting.choice(&[("raw", true), ("qualified", false)])?,
         None => false,
     };
-    let single_writer =
-        parameter(layers, "single_writer").map_or(Ok(false), |setting| setting.yes())?;
-    sql.password = match password(globals, layers, url.password)? {
+    let single_writer = address.yes("single_writer")? == Some(true);
+    sql.password = match address.secret("password")? {
         Some(password) => Some(password),
         None => match client.password.filter(|_| is_clients_user).zip(file) {
             Some((password, file)) => Some(secret_of(password, &file, |file| {
                 my_cnf::read(file).ok()?.password
             })),
-            None => layers.env.get("MYSQL_PWD")?.map(Secret::new),
+            None => address
+                .variable("MYSQL_PWD")?
+                .map(|setting| Secret::new(setting.text)),
         },
     };
     Ok(MysqlOptions {
@@ -140,27 +179,17 @@ fn default_server(client: &ClientOptions) -> SqlServer {
     }
 }
 
-/// Returns a parameter that has two names: the client's and dlock's own.
-fn one_of(layers: &Layers<'_>, names: [&str; 2]) -> Result<Option<Setting>> {
-    match names.map(|name| parameter(layers, name)) {
-        [Some(_), Some(setting)] => Err(setting.refuse(format!(
-            "{} and {} are the same: one of them will do",
-            names[0], names[1]
-        ))),
-        [one, other] => Ok(one.or(other)),
-    }
-}
-
-fn tls(sql: &mut SqlOptions, layers: &Layers<'_>, default_mode: Option<TlsMode>) -> Result<()> {
+fn tls(sql: &mut SqlOptions, address: &Address<'_>, default_mode: Option<TlsMode>) -> Result<()> {
     if let Some(mode) = default_mode {
         sql.tls = mode;
     }
-    if let Some(mut setting) = parameter(layers, "ssl-mode") {
+    if let Some(mut setting) = address.parameter("ssl-mode") {
         setting.text.make_ascii_uppercase();
         sql.tls = setting.choice(&MODES)?;
     }
     let file = |names: [&str; 2]| {
-        one_of(layers, names)?
+        address
+            .one_of(names)?
             .map(|setting| path(&setting, names[0]))
             .transpose()
     };
@@ -170,21 +199,12 @@ fn tls(sql: &mut SqlOptions, layers: &Layers<'_>, default_mode: Option<TlsMode>)
     if sql.files.cert_file.is_some() != sql.files.key_file.is_some() {
         let setting = [["ssl-cert", "cert"], ["ssl-key", "key"]]
             .into_iter()
-            .find_map(|names| one_of(layers, names).ok().flatten());
+            .find_map(|names| address.one_of(names).ok().flatten());
         let origin = setting.map_or_else(|| Origin::Env("HOME".into()), |setting| setting.origin);
         return Err(origin
             .refuse("ssl-cert and ssl-key are the two halves of one identity: both are needed"));
     }
     Ok(())
-}
-
-fn path(setting: &Setting, name: &str) -> Result<PathBuf> {
-    let path = PathBuf::from(&setting.text);
-    if path.is_absolute() {
-        Ok(path)
-    } else {
-        Err(setting.refuse(format!("{name} needs an absolute path")))
-    }
 }
 
 /// Returns a table's name, with or without its database.
@@ -201,4 +221,22 @@ fn table(setting: &Setting) -> Result<String> {
     Err(setting
         .refuse("it is no table's name")
         .hint("up to 48 of A-Z a-z 0-9 _ $ -, and a database with a dot before it if need be"))
+}
+
+impl Configured for MysqlOptions {
+    fn info(&self) -> &'static StoreInfo {
+        &STORE
+    }
+
+    fn backend(&self) -> Box<dyn Backend> {
+        backend(self.clone())
+    }
+
+    fn sharing(&self, key: &Key) -> Result<Sharing> {
+        Ok(sharing::sharing(self, key))
+    }
+
+    fn user(&self) -> Option<&str> {
+        self.sql.user.as_deref()
+    }
 }

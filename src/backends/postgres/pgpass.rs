@@ -3,7 +3,10 @@
 
 use std::{fs::File, io::Read as _, path::Path};
 
-use crate::{cli::secret_file, lock::Error, lock::Kind, lock::Result};
+use crate::{
+    lock::{Error, Kind, Result},
+    settings::secret_file,
+};
 
 /// dlock reads no more bytes than this.
 const MAX_BYTES: u64 = 1024 * 1024;
@@ -37,7 +40,7 @@ pub fn find(path: &Path, wanted: Login<'_>) -> Result<Option<String>> {
     let mut text = String::new();
     file.take(MAX_BYTES)
         .read_to_string(&mut text)
-        .map_err(|error| refuse(&secret_file::plain(&error)))?;
+        .map_err(|error| refuse(&crate::lock::plain(&error)))?;
     Ok(text.lines().find_map(|line| password_in(line, wanted)))
 }
 
