@@ -57,7 +57,7 @@ pub async fn run(settings: InitSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     if out.is_json() {
         return Ok(out.finish(
-            out.json(&json::Initialized::new(&done, &backend.identity().url)),
+            out.json(&json::Initialized::new(done, &backend.identity().url)),
             exit::OK,
         ));
     }

@@ -4,6 +4,7 @@
 use std::{borrow::Cow, time::Duration};
 
 use async_trait::async_trait;
+use serde::Serialize;
 
 use super::{Progress, Result};
 
@@ -22,7 +23,9 @@ pub const fn check(id: &'static str, about: &'static str) -> Check {
 }
 
 /// The severity of a finding, in ascending order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// The setting is right.
     Ok,
@@ -228,7 +231,9 @@ pub trait Admin {
 }
 
 /// The answer to [`Admin::init`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
 pub enum Init {
     /// The store needs nothing.
     NotNeeded,

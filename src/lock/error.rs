@@ -5,13 +5,17 @@
 
 use std::{error, fmt};
 
+use serde::Serialize;
+
 use super::Key;
 
 /// A result with the common [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The kind of failure, which decides what to do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// The store can't be reached, or refuses for now; a retry may help.
     Unavailable,
@@ -34,7 +38,9 @@ pub enum Kind {
 }
 
 /// Whether the failed step happened in the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
 pub enum Effect {
     /// The step did not happen and will not.
     NotApplied,

@@ -1,8 +1,12 @@
 //! The lock libraries that share a store's locks with dlock, as data: `dlock names`, the man page
 //! and the tests use the same tables.
 
+use serde::Serialize;
+
 /// Whether a library and dlock wait while the other one holds the lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
 pub enum Excludes {
     /// Each waits for the other one.
     BothWays,

@@ -16,6 +16,7 @@ use crate::{
 
 /// A setting and its origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Source {
     /// Its name in the configuration file.
     pub name: String,
@@ -84,6 +85,7 @@ impl DoctorReport {
 
 /// `doctor --json`.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Json<'a> {
     #[serde(flatten)]
     head: ReportHead,
@@ -98,9 +100,10 @@ pub struct Json<'a> {
 }
 
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct FindingReport<'a> {
     check: &'a str,
-    severity: &'static str,
+    severity: Severity,
     text: &'a str,
     risk: Option<&'a str>,
     #[serde(rename = "mend")]
@@ -111,7 +114,7 @@ impl<'a> FindingReport<'a> {
     fn new(finding: &'a Finding) -> Self {
         Self {
             check: finding.check,
-            severity: word(finding.severity),
+            severity: finding.severity,
             text: &finding.text,
             risk: finding.risk.as_deref(),
             fix: finding.fix.as_deref(),
@@ -121,6 +124,7 @@ impl<'a> FindingReport<'a> {
 
 /// `doctor --print-grants --json`.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GrantsReport<'a> {
     #[serde(flatten)]
     head: ReportHead,

@@ -8,6 +8,7 @@ use crate::lock::{Fence, Key, Metadata};
 
 /// An event of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RunEvent {
     /// The lock was acquired; the command is about to start.
@@ -103,18 +104,23 @@ impl EventReport<'_> {
     }
 }
 
+/// `run`: what a command of `--on-event` reads on its stdin.
 #[derive(Serialize)]
-struct EventObject<'a> {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct EventObject<'a> {
     schema: &'static str,
     event: RunEvent,
+    /// The event as a line for people.
     text: String,
     key: &'a str,
     backend: &'a str,
     host: Option<&'a str>,
     user: Option<&'a str>,
     pid: u32,
-    at: String,
+    at: time::Time,
     fence: Option<u64>,
+    /// Of `lost` and `broken`.
     reason: Option<&'a str>,
+    /// How the run ended, once it has.
     run: Option<VerdictReport<'a>>,
 }

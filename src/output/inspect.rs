@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{LockView, Now, TableStyle, age, columns::width, history, holders, json, lock_view};
+use super::{LockView, Now, TableStyle, age, columns::width, history, holders, lock_view};
 use crate::lock::{Holder, LastRun, Mode, NodeView};
 
 /// Most waiters shown; further ones are only counted.
@@ -137,7 +137,8 @@ fn kind(holders: &[Holder]) -> String {
         }
         (Some(Mode::Shared), 1) => "shared by 1 reader".into(),
         (Some(Mode::Shared), many) => format!("shared by {many} readers"),
-        (mode, _) => mode.map_or("", json::mode).into(),
+        (Some(Mode::Exclusive), _) => "exclusive".into(),
+        (None, _) => String::new(),
     }
 }
 

@@ -5,51 +5,7 @@
 //! durations are whole milliseconds (`…_ms`), and unknown values are `null`. Fields may be added to
 //! this schema; no field is removed or changes its meaning.
 //!
-//! | result | status | other fields |
-//! |---|---|---|
-//! | `ok` of acquire, hold | 0 | `key backend token fence permit ttl_ms keys`; an entry of `keys` is `key token fence`; hold prints it when it takes the lock |
-//! | `ok` of verify | 0 | `key backend expires_in_ms` |
-//! | `ok` of renew | 0 | `key backend fence ttl_ms`; no fence if the lease was longer already |
-//! | `ok` of release | 0 | `key backend holds`: the owner's remaining holds, which keep the lock |
-//! | `ok` of inspect | 0 | `backend` and a lock |
-//! | `ok` of names | 0 | `key backend stored_as libraries`: `library excludes code namespace about`, where `excludes` is `both_ways`, `one_way` or `no` |
-//! | `ok` of list | 0 | `backend locks`: an array of locks |
-//! | `ok` of list --all | 0 | `backend keys`: `key last last_ok runs skips usually_every_ms late`, `last` a run |
-//! | `ok` of history | 0 | `key backend runs cooldown once skips`; without a key `backend runs` |
-//! | `ok` of explain | 0 | `key backend stored_as would reason holders refused settings`; `would` is `run`, `wait` or `skip` |
-//! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (released, or its lease ended) or `evicted` |
-//! | `ok` of forget | 0 | `key backend cooldown once`: the removed run records, `null` if there were none |
-//! | `ok`, `error`, `interrupted` of break --host | 0; as `error`; 128+N | `host backend holds`: `key fence how error`; `how` may be `changed`: nothing was done |
-//! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
-//! | `ok` of completions, man, help, `--version` | 0 | `text`, if `--json` is on the command line |
-//! | `ok` of run | the command's | `key backend fence keys permit by started waited_ms ran_ms command released holders error`; `by` is the busy or denied key |
-//! | `ok`, `warn`, `unsafe` of doctor | 0, 1, 2; 69, 78 | `backend name from findings round_trip_us hand_over_us settings error` ([`super::doctor`]) |
-//! | `busy` | 75 or `-E` | `key backend waited_ms expires_in_ms position holders`; of run as `ok` |
-//! | `lost` of run | 76 | as `ok` of run |
-//! | `broken` of run | 76 | as `ok` of run |
-//! | `broken` of renew | 77 | `key backend broken` |
-//! | `not_held` | 77 | `key backend` |
-//! | `interrupted` | 128+N | `key signal`; of run as `ok` |
-//! | `error` | 64 to 78, 126, 127 | `error`; of run, once it began, as `ok` |
-//!
-//! Parts of these objects:
-//! - a lock: `key stored_as held refused_until refused last_fence holders waiters nodes`;
-//! - `refused`, if an earlier run denies a free lock: `reason host user pid fence began state
-//!   again_in_ms`;
-//! - a node, if several nodes decide on a lock: `node held others fence expires_in_ms error`;
-//!   `others`: another owner holds it there;
-//! - a holder: `mode permit permits host user pid boot_id pid_ns command description anyway fence
-//!   foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if an
-//!   operator is breaking it: `by reason seen`;
-//! - a run: `key fence host user pid command description anyway started ended waited_ms ran_ms end
-//!   bad reason`; `end` is `running`, `ok`, `exit N`, `signal N`, `not started`, `released`,
-//!   `expired`, `lost`, `broken` or `forgotten`;
-//! - the skips of a host: `host count since last reason`; a waiter: `host user pid command
-//!   description waiting_for_ms in_order`;
-//! - an error: `kind message hint operation key backend effect causes`; `effect` says whether the
-//!   failed step changed the store: `not_applied`, `applied` or `unknown`;
-//! - `command`: `status` or `signal`; `released`: `yes`, `nested` (an outer run keeps the lock),
-//!   `not_held` or `unknown`.
+//! `man/dlock.schema.json` has every object. It is made from the types here, with their comments.
 //!
 //! `run` prints its object as the last line of stderr, because stdout belongs to the command.
 
@@ -57,6 +13,8 @@ mod explained;
 mod keys;
 mod names;
 mod parts;
+#[cfg(test)]
+mod schema;
 #[cfg(test)]
 mod tests;
 
@@ -66,7 +24,7 @@ use serde::Serialize;
 
 pub use self::parts::{
     BreakReport, CooldownReport, DeniedReport, ErrorReport, HistoryEntryReport, HolderReport,
-    LastRunReport, LockReport, SkipCountReport, mode,
+    LastRunReport, LockReport, SkipCountReport,
 };
 pub use self::{
     explained::ExplainedReport,
@@ -94,6 +52,7 @@ pub fn line(report: &impl Serialize) -> String {
 
 /// The fields that every object begins with.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct ReportHead {
     schema: &'static str,
     result: &'static str,
@@ -110,13 +69,14 @@ pub(super) const fn head(result: &'static str, status: u8) -> ReportHead {
 
 /// Declares a report: the head, then the fields in the order they are printed.
 macro_rules! report {
-    ($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $field:ident: $type:ty),* $(,)? }) => {
         $(#[$doc])*
         #[derive(Debug, Serialize)]
+        #[cfg_attr(test, derive(schemars::JsonSchema))]
         pub struct $name<'a> {
             #[serde(flatten)]
             head: ReportHead,
-            $($field: $type,)*
+            $($(#[$about])* $field: $type,)*
         }
     };
 }
@@ -130,6 +90,7 @@ report!(
         fence: u64,
         permit: Option<u32>,
         ttl_ms: u64,
+        /// All locks that were taken, in the order in which they were named.
         keys: Vec<AcquiredKey<'a>>,
     }
 );
@@ -147,7 +108,7 @@ report!(
 );
 report!(
     /// `init` found or created the tables.
-    Initialized { backend: &'a str, done: &'static str }
+    Initialized { backend: &'a str, done: lock::Init }
 );
 report!(
     /// A text that needs no store: a man page, completions, help, the version.
@@ -171,7 +132,14 @@ report!(
 );
 report!(
     /// `break` ended a hold.
-    WasBroken { key: &'a str, backend: &'a str, fence: u64, how: &'static str, waited_ms: u64 }
+    WasBroken {
+        key: &'a str,
+        backend: &'a str,
+        fence: u64,
+        /// `given_back` (released, or its lease ended) or `evicted`.
+        how: &'static str,
+        waited_ms: u64,
+    }
 );
 report!(
     /// `forget` removed these run records of a lock.
@@ -211,6 +179,7 @@ report!(
 
 /// One of several locks that were taken.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct AcquiredKey<'a> {
     key: &'a str,
     token: String,
@@ -278,12 +247,7 @@ impl<'a> Released<'a> {
 
 impl<'a> Initialized<'a> {
     /// Reports the result of `init`.
-    pub fn new(done: &lock::Init, backend: &'a str) -> Self {
-        let done = match done {
-            lock::Init::NotNeeded => "not_needed",
-            lock::Init::UpToDate => "up_to_date",
-            lock::Init::Created => "created",
-        };
+    pub fn new(done: lock::Init, backend: &'a str) -> Self {
         Self {
             head: head("ok", exit::OK),
             backend,
@@ -464,6 +428,7 @@ impl<'a> Failed<'a> {
 
 /// `inspect`.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct InspectReport<'a> {
     #[serde(flatten)]
     head: ReportHead,
@@ -485,6 +450,7 @@ impl<'a> InspectReport<'a> {
 
 /// `list`.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ListReport<'a> {
     #[serde(flatten)]
     head: ReportHead,

@@ -3,6 +3,7 @@
 use std::{fmt::Write as _, time::Duration};
 
 use jiff::{Timestamp, Zoned, tz::TimeZone};
+use serde::Serialize;
 
 /// The host's wall clock, read once per view. It is for display only: no lease depends on it.
 #[derive(Clone, Debug)]
@@ -26,12 +27,12 @@ impl Now {
     }
 
     /// Returns the time `ago` before now as RFC 3339 in UTC, to the millisecond.
-    pub fn utc_before(&self, ago: Duration) -> Option<String> {
+    pub fn utc_before(&self, ago: Duration) -> Option<Time> {
         self.before(ago).map(|then| rfc3339(then.timestamp()))
     }
 
     /// Returns the time `left` after now as RFC 3339 in UTC, to the millisecond.
-    pub fn utc_after(&self, left: Duration) -> Option<String> {
+    pub fn utc_after(&self, left: Duration) -> Option<Time> {
         rfc3339_ms(self.unix_ms().saturating_add(millis(left)))
     }
 
@@ -96,13 +97,17 @@ impl Now {
     }
 }
 
-/// Returns a time as RFC 3339 in UTC, to the millisecond.
-pub fn rfc3339(timestamp: Timestamp) -> String {
-    format!("{timestamp:.3}")
+/// A time as RFC 3339 in UTC, to the millisecond.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Time(String);
+
+/// Returns a time for JSON.
+pub fn rfc3339(timestamp: Timestamp) -> Time {
+    Time(format!("{timestamp:.3}"))
 }
 
 /// Returns a time in ms since 1970 as RFC 3339 in UTC.
-pub fn rfc3339_ms(unix_ms: u64) -> Option<String> {
+pub fn rfc3339_ms(unix_ms: u64) -> Option<Time> {
     i64::try_from(unix_ms)
         .ok()
         .and_then(|ms| Timestamp::from_millisecond(ms).ok())
@@ -157,7 +162,7 @@ mod tests {
         let zone = TimeZone::fixed(jiff::tz::offset(1));
         let now = Now::at("2026-11-20T02:04:01.5Z".parse().unwrap(), zone);
         assert_eq!(
-            now.utc_before(Duration::from_millis(500)).unwrap(),
+            now.utc_before(Duration::from_millis(500)).unwrap().0,
             "2026-11-20T02:04:01.000Z"
         );
         assert!(

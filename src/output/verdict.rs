@@ -10,6 +10,7 @@ use crate::lock::{Denial, Error, Fence, Holder, Key, printable};
 
 /// The result of a run, in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RunResult {
     /// The command ran to its end under the lock.
@@ -49,6 +50,7 @@ impl From<crate::supervise::ProcessEnd> for CommandEnd {
 /// Whether the lock is free after the run. For several locks the worst result counts, which is the
 /// last in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ReleaseResult {
     /// The lock was released.
@@ -127,7 +129,7 @@ impl Verdict {
         json::line(&Running {
             schema: json::SCHEMA,
             result: "running",
-            status: None,
+            status: (),
             key: key.as_str(),
             backend,
             pid: std::process::id(),
@@ -254,7 +256,9 @@ impl Verdict {
     }
 }
 
+/// `run`, once it began.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct VerdictReport<'a> {
     schema: &'static str,
     result: RunResult,
@@ -262,10 +266,12 @@ pub(super) struct VerdictReport<'a> {
     key: &'a str,
     backend: &'a str,
     fence: Option<u64>,
+    /// All locks of the run, in the order of their keys; none if they were not taken.
     keys: Vec<KeyFenceReport<'a>>,
     permit: Option<u32>,
+    /// The key that kept it from running.
     by: Option<&'a str>,
-    started: Option<String>,
+    started: Option<time::Time>,
     waited_ms: u64,
     ran_ms: Option<u64>,
     command: Option<CommandReport>,
@@ -275,24 +281,29 @@ pub(super) struct VerdictReport<'a> {
     error: Option<json::ErrorReport<'a>>,
 }
 
+/// `run`: what its status file says until it is over.
 #[derive(Serialize)]
-struct Running<'a> {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Running<'a> {
     schema: &'static str,
     result: &'static str,
-    status: Option<u8>,
+    status: (),
     key: &'a str,
     backend: &'a str,
     pid: u32,
-    began: String,
+    began: time::Time,
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct KeyFenceReport<'a> {
     key: &'a str,
     fence: u64,
 }
 
+/// How a command ended: by itself, or by a signal.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct CommandReport {
     status: Option<u8>,
     signal: Option<i32>,

@@ -14,12 +14,14 @@ use crate::{
 
 /// `explain`.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExplainedReport<'a> {
     #[serde(flatten)]
     head: ReportHead,
     key: &'a str,
     backend: &'a str,
     stored_as: &'a str,
+    /// `run`, `wait` or `skip`.
     would: &'static str,
     reason: Option<String>,
     holders: Vec<HolderReport<'a>>,

@@ -9,12 +9,13 @@ use crate::{
     output::{
         history::RunOf,
         overview::Summary,
-        time::{millis, rfc3339_ms},
+        time::{Time, millis, rfc3339_ms},
     },
 };
 
 /// `list --all`.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct KnownKeys<'a> {
     #[serde(flatten)]
     head: ReportHead,
@@ -24,13 +25,16 @@ pub struct KnownKeys<'a> {
 
 /// A key with its last run.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct KnownKeyReport<'a> {
     key: &'a str,
     last: Option<HistoryEntryReport<'a>>,
-    last_ok: Option<String>,
+    last_ok: Option<Time>,
     runs: usize,
     skips: u64,
+    /// How far its runs are usually apart.
     usually_every_ms: Option<u64>,
+    /// It has not begun for twice as long.
     late: bool,
 }
 
@@ -59,6 +63,7 @@ impl<'a> KnownKeys<'a> {
 
 /// `history` without a key.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AllRuns<'a> {
     #[serde(flatten)]
     head: ReportHead,
@@ -82,6 +87,7 @@ impl<'a> AllRuns<'a> {
 
 /// `break --host`.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HostBroken<'a> {
     #[serde(flatten)]
     head: ReportHead,
@@ -92,9 +98,12 @@ pub struct HostBroken<'a> {
 
 /// A hold of the host, and whether it was broken.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct BrokenReport<'a> {
     key: &'a str,
     fence: u64,
+    /// `given_back`, `evicted`, or `changed`: nothing was done. Without `how` and `error`, it was asked
+    /// to end, and not waited for.
     how: Option<&'static str>,
     error: Option<ErrorReport<'a>>,
 }

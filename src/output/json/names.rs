@@ -10,6 +10,7 @@ use crate::{
 
 /// `names`.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NamesReport<'a> {
     #[serde(flatten)]
     head: ReportHead,
@@ -20,9 +21,12 @@ pub struct NamesReport<'a> {
 }
 
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct LibraryReport<'a> {
     library: &'static str,
-    excludes: &'static str,
+    excludes: Excludes,
+    /// What to write in a program that uses the library; null if it can't name this lock, or shares
+    /// none.
     code: Option<&'a str>,
     namespace: Option<&'static str>,
     about: Option<&'static str>,
@@ -33,11 +37,7 @@ impl<'a> NamesReport<'a> {
     pub fn new(key: &'a Key, backend: &'a str, sharing: &'a Sharing) -> Self {
         let report = |neighbour: &'a Neighbour| LibraryReport {
             library: neighbour.library.name,
-            excludes: match neighbour.library.excludes {
-                Excludes::BothWays => "both_ways",
-                Excludes::OneWay => "one_way",
-                Excludes::No => "no",
-            },
+            excludes: neighbour.library.excludes,
             code: neighbour.code.as_deref(),
             namespace: neighbour.namespace,
             about: Some(neighbour.library.about).filter(|about| !about.is_empty()),

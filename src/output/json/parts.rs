@@ -7,20 +7,32 @@ use serde::Serialize;
 use super::super::{
     LockView, Now,
     history::RunOf,
-    time::{millis, rfc3339_ms},
+    time::{Time, millis, rfc3339_ms},
 };
 use crate::lock::{
-    self, Break, Denial, Effect, End, Error, Holder, Key, Kind, Mode, NodeView, Rule, SkipCount,
-    Waiter,
+    self, Break, Denial, Effect, End, Error, Holder, Key, Kind, Mode, NodeView, Rule, RunState,
+    SkipCount, Waiter,
 };
+
+/// The state of a run record, in the word that people read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StateWord(RunState);
+
+impl Serialize for StateWord {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.as_str())
+    }
+}
 
 /// One lock.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LockReport<'a> {
     key: &'a str,
     stored_as: &'a str,
     held: bool,
-    refused_until: Option<String>,
+    /// When a free lock can be taken again, if an earlier run keeps it from others.
+    refused_until: Option<Time>,
     refused: Option<DeniedReport<'a>>,
     last_fence: Option<u64>,
     holders: Vec<HolderReport<'a>>,
@@ -52,9 +64,11 @@ impl<'a> LockReport<'a> {
 
 /// One node of a lock that several nodes keep.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NodeReport<'a> {
     node: &'a str,
     held: Option<bool>,
+    /// Another owner holds it there.
     others: bool,
     fence: Option<u64>,
     expires_in_ms: Option<u64>,
@@ -76,9 +90,12 @@ impl<'a> NodeReport<'a> {
 
 /// One hold.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HolderReport<'a> {
-    mode: &'static str,
+    mode: ModeWord,
+    /// Which of the permits, from 0.
     permit: Option<u32>,
+    /// Of how many.
     permits: Option<u32>,
     host: Option<&'a str>,
     user: Option<&'a str>,
@@ -87,11 +104,12 @@ pub struct HolderReport<'a> {
     pid_ns: Option<u64>,
     command: Option<&'a str>,
     description: Option<&'a str>,
+    /// Why it ran past its run policy.
     anyway: Option<&'a str>,
     fence: Option<u64>,
     foreign: bool,
     detached: bool,
-    since: Option<String>,
+    since: Option<Time>,
     held_for_ms: Option<u64>,
     renewed_ago_ms: Option<u64>,
     expires_in_ms: Option<u64>,
@@ -101,14 +119,15 @@ pub struct HolderReport<'a> {
 
 /// An earlier run that denies a free lock to other runs.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DeniedReport<'a> {
     reason: &'a str,
     host: Option<&'a str>,
     user: Option<&'a str>,
     pid: Option<u32>,
     fence: Option<u64>,
-    began: Option<String>,
-    state: Option<&'static str>,
+    began: Option<Time>,
+    state: Option<StateWord>,
     again_in_ms: Option<u64>,
 }
 
@@ -124,7 +143,7 @@ impl<'a> DeniedReport<'a> {
             fence: denial.fence.map(|fence| fence.0),
             began: denial.began.and_then(|ago| now.utc_before(ago)),
             state: match denial.rule {
-                Rule::Once(state) => Some(state.as_str()),
+                Rule::Once(state) => Some(StateWord(state)),
                 Rule::SkewGuard(_) | Rule::AtLeast(_) => None,
             },
             again_in_ms: denial.again_in.map(millis),
@@ -134,11 +153,12 @@ impl<'a> DeniedReport<'a> {
 
 /// A run record of a skew guard or a minimum hold time (`--at-least`).
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct CooldownReport<'a> {
     fence: u64,
     host: Option<&'a str>,
     user: Option<&'a str>,
-    began: Option<String>,
+    began: Option<Time>,
     skew_guard_ms: u64,
     at_least_ms: u64,
 }
@@ -159,12 +179,13 @@ impl<'a> CooldownReport<'a> {
 
 /// The last run of `--once` or `--once-per`.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LastRunReport<'a> {
     fence: u64,
     host: Option<&'a str>,
     user: Option<&'a str>,
-    began: Option<String>,
-    state: &'static str,
+    began: Option<Time>,
+    state: StateWord,
     tries: u32,
     window_ms: u64,
 }
@@ -177,7 +198,7 @@ impl<'a> LastRunReport<'a> {
             host: metadata.and_then(|m| m.host.as_deref()),
             user: metadata.and_then(|m| m.user.as_deref()),
             began: rfc3339_ms(start.at_ms),
-            state: start.state.as_str(),
+            state: StateWord(start.state),
             tries: start.tries,
             window_ms: start.window_ms,
         }
@@ -186,9 +207,11 @@ impl<'a> LastRunReport<'a> {
 
 /// The operator that is breaking a hold.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BreakReport<'a> {
     by: &'a str,
     reason: Option<&'a str>,
+    /// Its holder knows, and is stopping.
     seen: bool,
 }
 
@@ -208,7 +231,7 @@ impl<'a> HolderReport<'a> {
     pub fn new(holder: &'a Holder, now: &Now) -> Self {
         let metadata = holder.metadata.as_ref();
         Self {
-            mode: mode(holder.mode),
+            mode: holder.mode.into(),
             permit: holder.permit,
             permits: if let Mode::Permits(most) = holder.mode {
                 Some(most)
@@ -238,6 +261,7 @@ impl<'a> HolderReport<'a> {
 
 /// One run.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HistoryEntryReport<'a> {
     key: &'a str,
     fence: Option<u64>,
@@ -246,11 +270,14 @@ pub struct HistoryEntryReport<'a> {
     pid: Option<u32>,
     command: Option<&'a str>,
     description: Option<&'a str>,
+    /// Why it ran past its run policy.
     anyway: Option<&'a str>,
-    started: Option<String>,
-    ended: Option<String>,
+    started: Option<Time>,
+    ended: Option<Time>,
     waited_ms: Option<u64>,
     ran_ms: Option<u64>,
+    /// `running`, `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost`, `broken`
+    /// or `forgotten`; more words may come.
     end: String,
     bad: bool,
     reason: Option<&'a str>,
@@ -284,11 +311,12 @@ impl<'a> HistoryEntryReport<'a> {
 
 /// How often a host skipped.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SkipCountReport<'a> {
     host: &'a str,
     count: u64,
-    since: Option<String>,
-    last: Option<String>,
+    since: Option<Time>,
+    last: Option<Time>,
     reason: &'a str,
 }
 
@@ -308,17 +336,29 @@ impl<'a> SkipCountReport<'a> {
     }
 }
 
-/// Returns a mode in a word.
-pub const fn mode(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Permits(_) => "permits",
+/// A mode in a word.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+enum ModeWord {
+    Exclusive,
+    Shared,
+    Permits,
+}
+
+impl From<Mode> for ModeWord {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive => Self::Exclusive,
+            Mode::Shared => Self::Shared,
+            Mode::Permits(_) => Self::Permits,
+        }
     }
 }
 
 /// One waiter.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct WaiterReport<'a> {
     host: Option<&'a str>,
     user: Option<&'a str>,
@@ -326,6 +366,7 @@ pub struct WaiterReport<'a> {
     command: Option<&'a str>,
     description: Option<&'a str>,
     waiting_for_ms: Option<u64>,
+    /// No waiter behind it is served first.
     in_order: bool,
 }
 
@@ -346,14 +387,16 @@ impl<'a> WaiterReport<'a> {
 
 /// One error.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ErrorReport<'a> {
-    kind: &'static str,
+    kind: Kind,
     message: &'a str,
     hint: Option<&'a str>,
     operation: Option<&'static str>,
     key: Option<&'a str>,
     backend: Option<&'a str>,
-    effect: &'static str,
+    /// Whether the failed step happened in the store all the same.
+    effect: Effect,
     causes: Vec<String>,
 }
 
@@ -367,32 +410,14 @@ impl<'a> ErrorReport<'a> {
             cause = error.source();
         }
         Self {
-            kind: kind(error.kind),
+            kind: error.kind,
             message: &error.message,
             hint: error.hint.as_deref(),
             operation: error.operation,
             key: error.key.as_ref().map(Key::as_str),
             backend: error.backend.as_deref(),
-            effect: match error.effect {
-                Effect::NotApplied => "not_applied",
-                Effect::Applied => "applied",
-                Effect::Unknown => "unknown",
-            },
+            effect: error.effect,
             causes,
         }
-    }
-}
-
-pub const fn kind(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Unavailable => "unavailable",
-        Kind::Timeout => "timeout",
-        Kind::Denied => "denied",
-        Kind::Config => "config",
-        Kind::Layout => "layout",
-        Kind::Usage => "usage",
-        Kind::Unsupported => "unsupported",
-        Kind::Data => "data",
-        Kind::Internal => "internal",
     }
 }
