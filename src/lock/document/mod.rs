@@ -11,6 +11,7 @@
 //! [`queue`]); an answer is lost (the same token asks again and gets the same answer).
 
 mod acquire;
+mod check;
 #[cfg(test)]
 mod damaged;
 pub(crate) mod holder;
