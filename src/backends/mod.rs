@@ -15,15 +15,9 @@ pub mod sqlite;
 pub mod tair;
 pub mod zookeeper;
 
-use std::time::Duration;
-
 use self::net::transport;
 pub use self::net::{secret::Secret, tls::Tls};
 use crate::lock::{Capabilities, Check, Library};
-
-/// How long a successor lets a vanished holder notice that its session is over, and kill its
-/// command.
-const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
 /// The capabilities of each store's backend.
 pub const CAPABILITIES: &[(&str, &Capabilities)] = &[

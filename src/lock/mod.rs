@@ -24,7 +24,7 @@ pub use admin::{
     Admin, Check, Finding, Grants, Init, Notice, PASSWORD, Role, ServerTime, Severity, UNCHECKED,
     check,
 };
-pub use backend::{
+pub use backend::{DRAIN_DELAY, 
     Amendment, Attempt, Backend, Busy, Grant, Identity, LastResort, Progress, Release, Renewal,
     Tether, Wake, Which,
 };
