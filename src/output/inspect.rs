@@ -336,6 +336,7 @@ mod tests {
             }],
             waiters: vec![Waiter {
                 metadata: Some(metadata("deploy", "web1")),
+                mode: None,
                 waiting_for: secs(120),
                 in_order: true,
             }],
@@ -491,6 +492,7 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
         lock.waiters = vec![
             Waiter {
                 metadata: None,
+                mode: None,
                 waiting_for: None,
                 in_order: false
             };
