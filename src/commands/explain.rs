@@ -131,7 +131,7 @@ async fn judge(
 ) -> Result<Prediction> {
     let identity = backend.identity();
     let outer = run::held().find(identity.fingerprint, key);
-    let ttl = run::ttl(run, &identity.capabilities)?;
+    let ttl = run::ttl(run, identity.capabilities)?;
     let request = run::request(run, key, outer, ttl)?;
     identity.capabilities.check(&request)?;
     if let Some(token) = outer {

@@ -327,7 +327,7 @@ fn attempt(
     backend: Box<dyn Backend>,
     events: &Events<'_>,
 ) -> Result<FinishedRun> {
-    let ttl = ttl(settings, &backend.identity().capabilities)?;
+    let ttl = ttl(settings, backend.identity().capabilities)?;
     let budget = Budget::new(ttl, settings.grace, backend.identity().capabilities.pace)?;
     let held = held();
     let mut claims = Vec::new();

@@ -162,25 +162,25 @@ mod tests {
     fn each_broken_rule_is_found() {
         let permits = || holders(&[Mode::Permits(3); 3]);
         finds("has no hold", permits(), |d| {
-            d.holders[1].holds = BTreeMap::new()
+            d.holders[1].holds = BTreeMap::new();
         });
         finds("has the owner of another holder", permits(), |d| {
             d.holders[1].owner = d.holders[0].owner.clone();
         });
         finds("has the fence of another holder", permits(), |d| {
-            d.holders[1].fence = 1
+            d.holders[1].fence = 1;
         });
         finds("a fence above the last one, 3", permits(), |d| {
-            d.holders[1].fence = 4
+            d.holders[1].fence = 4;
         });
         finds("is not alone", holders(&[Mode::Shared; 2]), |d| {
             d.holders[0].mode = Mode::Exclusive;
         });
         finds("ends before it began", permits(), |d| {
-            d.holders[1].since = NOW + 99_000
+            d.holders[1].since = NOW + 99_000;
         });
         finds("has permit 3 of 3", permits(), |d| {
-            d.holders[1].permit = Some(3)
+            d.holders[1].permit = Some(3);
         });
         finds("has permit 0, which another holder has", permits(), |d| {
             d.holders[2].permit = Some(0);
@@ -196,7 +196,7 @@ mod tests {
             (d.holders[2].mode, d.holders[2].permit) = (Mode::Shared, None);
         });
         finds("has no number for its permit", permits(), |d| {
-            d.holders[1].permit = None
+            d.holders[1].permit = None;
         });
         finds(
             "has permit 0, and another mode",
