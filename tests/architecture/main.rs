@@ -163,7 +163,8 @@ fn imports_run_one_way() {
     }
 }
 
-/// A module and its parts may import each other; other files may not, by whatever way.
+/// A module and its parts may import each other; other files may not, by whatever way. What a part
+/// takes from the names that its module hands on counts as taken from the module.
 #[test]
 fn no_files_import_each_other() {
     let all = product();
