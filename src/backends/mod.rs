@@ -17,17 +17,13 @@ pub mod sqlite;
 pub mod tair;
 pub mod zookeeper;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 pub use self::{
     kit::{Address, Configured, SecretSource, StoreInfo},
     net::{secret::Secret, tls::Tls},
 };
 use crate::lock::{Namespace, Result};
-
-/// How long a successor lets a vanished holder notice that its session is over, and kill its
-/// command.
-const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
 /// All stores, in the order of the manual.
 pub const STORES: &[&StoreInfo] = &[

@@ -16,7 +16,7 @@ pub(super) async fn pause(delay: Duration, transient: bool, at_most: Duration) -
     } else {
         delay * (500 + thousandths(1000)) / 1000
     };
-    // The only place where a backend sleeps: these stores send no notification to wait for.
+    // These stores send no notification to wait for.
     #[allow(clippy::disallowed_methods)]
     tokio::time::sleep(pause.min(at_most)).await;
     if pause < at_most {

@@ -6,7 +6,7 @@ use super::{Context, collect_metadata, inspect, run};
 use crate::{
     exit,
     lease::{BootClock, WaitPolicy, ask},
-    lock::{Backend, Holder, Key, LockState, Mode, Result, Token},
+    lock::{Backend, Intent, Key, LockState, Obstacle, Renewal, Result, Token},
     output::{
         Now,
         doctor::Source,
@@ -129,8 +129,29 @@ async fn judge(
     backend: &mut dyn Backend,
     context: &Context,
 ) -> Result<Prediction> {
-    if !has_room(run.mode, &state.holders) {
-        return Ok(Prediction::Held(key.clone(), state.holders));
+    let identity = backend.identity();
+    let outer = run::held().find(identity.fingerprint, key);
+    let ttl = run::ttl(run, identity.capabilities)?;
+    let request = run::request(run, key, outer, ttl)?;
+    identity.capabilities.check(&request)?;
+    if let Some(token) = outer {
+        let question =
+            async |backend: &mut dyn Backend| backend.renew(key, &token, Intent::Probe).await;
+        let asked = ("explain", Some(key));
+        let answer = ask(backend, &BootClock, context.limits(), asked, question).await?;
+        if let (Renewal::Kept { .. }, Some(own)) = (answer, state.holders.first()) {
+            own.mode
+                .check_nested(run.mode)
+                .map_err(|error| error.key(key))?;
+            return Ok(Prediction::Run);
+        }
+    }
+    match state.obstacle(run.mode) {
+        Some(Obstacle::Holders) => return Ok(Prediction::Held(key.clone(), state.holders)),
+        Some(Obstacle::Waiter(waiter)) => {
+            return Ok(Prediction::After(key.clone(), waiter.clone()));
+        }
+        None => {}
     }
     let record = inspect::record(backend, &state, context).await?;
     let place = collect_metadata(context.host.as_deref(), None, None).place();
@@ -146,18 +167,4 @@ async fn judge(
         let option = run.policy.option(denial.rule);
         Prediction::Denied(key.clone(), Box::new(denial), option)
     }))
-}
-
-/// Whether one more holder of this mode fits next to `holders`.
-fn has_room(mode: Mode, holders: &[Holder]) -> bool {
-    match mode {
-        Mode::Exclusive => holders.is_empty(),
-        Mode::Shared => holders.iter().all(|holder| holder.mode == Mode::Shared),
-        Mode::Permits(most) => {
-            let alike = holders
-                .iter()
-                .all(|holder| matches!(holder.mode, Mode::Permits(_)));
-            alike && holders.len() < usize::try_from(most).unwrap_or(usize::MAX)
-        }
-    }
 }

@@ -23,8 +23,8 @@ use crate::{
     exit,
     lease::{Budget, Claim, Held, WaitPolicy, in_order},
     lock::{
-        Backend, Entry, Error, Key, Kind, LastResort, Metadata, Mode, Request, Result, Token, Ttl,
-        length, plain,
+        Backend, Capabilities, Entry, Error, Key, Kind, LastResort, Metadata, Mode, Request,
+        Result, Token, Ttl, length, plain,
     },
     output::{MetricsFile, Output, RunResult, StatusFile, Syslog, SyslogPolicy, Verdict},
     supervise::{self, CapturedOutput, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
@@ -271,6 +271,54 @@ fn unwritable_status(settings: &RunSettings, error: &io::Error) -> Error {
     .hint("dlock must be able to write in its folder")
 }
 
+/// Returns the TTL in this store.
+///
+/// # Errors
+/// As [`Capabilities::check_ttl`].
+pub(super) fn ttl(settings: &RunSettings, capabilities: &Capabilities) -> Result<Ttl> {
+    match settings.ttl {
+        Some(ttl) => capabilities.check_ttl(ttl).map(|()| ttl),
+        None => Ok(capabilities.clamp_ttl(Ttl::DEFAULT)),
+    }
+}
+
+/// Returns the locks that this process runs under.
+pub(super) fn held() -> Held {
+    std::env::var(Held::VARIABLE)
+        .map(|value| Held::parse(&value))
+        .unwrap_or_default()
+}
+
+/// Returns the request for one of the run's locks; `outer` is the hold around this process.
+///
+/// # Errors
+/// [`Kind::Usage`] if that hold must not be entered.
+pub(super) fn request(
+    settings: &RunSettings,
+    key: &Key,
+    outer: Option<Token>,
+    ttl: Ttl,
+) -> Result<Request> {
+    if outer.is_some() && !settings.reentrant {
+        let why = "this would deadlock: a `dlock run` around this one holds the lock";
+        return Err(Error::new(Kind::Usage, why)
+            .key(key)
+            .hint("without --no-reentrant the lock is entered"));
+    }
+    Ok(Request {
+        token: outer.map_or_else(Token::random, Token::nested),
+        ttl_asked: settings.ttl.is_some(),
+        mode: settings.mode,
+        fair: settings.fair,
+        entry: if outer.is_some() {
+            Entry::Reenter
+        } else {
+            Entry::Fresh
+        },
+        ..Request::new(key.clone(), ttl)
+    })
+}
+
 /// Checks first everything that needs no store, then forks the guardian, then runs the rest
 /// asynchronously.
 fn attempt(
@@ -279,17 +327,9 @@ fn attempt(
     backend: Box<dyn Backend>,
     events: &Events<'_>,
 ) -> Result<FinishedRun> {
-    let ttl = match settings.ttl {
-        Some(ttl) => {
-            backend.identity().capabilities.check_ttl(ttl)?;
-            ttl
-        }
-        None => backend.identity().capabilities.clamp_ttl(Ttl::DEFAULT),
-    };
+    let ttl = ttl(settings, backend.identity().capabilities)?;
     let budget = Budget::new(ttl, settings.grace, backend.identity().capabilities.pace)?;
-    let held = std::env::var(Held::VARIABLE)
-        .map(|value| Held::parse(&value))
-        .unwrap_or_default();
+    let held = held();
     let mut claims = Vec::new();
     let backends = iter::once(backend).chain(iter::repeat_with(|| context.target.store.backend()));
     for (key, backend) in iter::once(&settings.key)
@@ -297,24 +337,7 @@ fn attempt(
         .zip(backends)
     {
         let outer = held.find(backend.identity().fingerprint, key);
-        if outer.is_some() && !settings.reentrant {
-            let why = "this would deadlock: a `dlock run` around this one holds the lock";
-            return Err(Error::new(Kind::Usage, why)
-                .key(key)
-                .hint("without --no-reentrant the lock is entered"));
-        }
-        let request = Request {
-            token: outer.map_or_else(Token::random, Token::nested),
-            ttl_asked: settings.ttl.is_some(),
-            mode: settings.mode,
-            fair: settings.fair,
-            entry: if outer.is_some() {
-                Entry::Reenter
-            } else {
-                Entry::Fresh
-            },
-            ..Request::new(key.clone(), ttl)
-        };
+        let request = request(settings, key, outer, ttl)?;
         backend.identity().capabilities.check(&request)?;
         claims.push(Claim { backend, request });
     }

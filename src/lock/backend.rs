@@ -235,6 +235,10 @@ pub enum Attempt {
     NotHeld,
 }
 
+/// How long a successor lets a vanished holder notice that its session is over, and kill its
+/// command ([`Grant::drain_delay`]).
+pub const DRAIN_DELAY: Duration = Duration::from_millis(500);
+
 /// A granted hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {

@@ -25,8 +25,8 @@ pub use admin::{
     check,
 };
 pub use backend::{
-    Amendment, Attempt, Backend, Busy, Grant, Identity, LastResort, Progress, Release, Renewal,
-    Tether, Wake, Which,
+    Amendment, Attempt, Backend, Busy, DRAIN_DELAY, Grant, Identity, LastResort, Progress, Release,
+    Renewal, Tether, Wake, Which,
 };
 pub use breaking::{Break, Intent};
 pub use capabilities::{Capabilities, Pace};
@@ -42,6 +42,6 @@ pub use request::{Entry, Mode, Request};
 pub use run_policy::{
     Cooldown, Denial, LastRun, Once, Replaced, Rule, RunPolicy, RunRecord, RunState, whole_ms,
 };
-pub use state::{Holder, LockState, Metadata, NodeView, Waiter};
+pub use state::{Holder, LockState, Metadata, NodeView, Obstacle, Waiter};
 pub use time::{BootTime, Ttl, length};
 pub use token::{Fence, StoreSession, Token, fingerprint, random};

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Break, Fence, Key, Mode};
+use super::{
+    Break, Fence, Key, Mode,
+    document::turn::{first_before, room},
+};
 
 /// A holder or waiter, as it describes itself; never trusted, always escaped before it is printed.
 ///
@@ -87,6 +90,8 @@ pub struct Holder {
 pub struct Waiter {
     /// The waiter, as it describes itself.
     pub metadata: Option<Metadata>,
+    /// The mode that it asks for; `None` if the store does not tell, and it holds up no other.
+    pub mode: Option<Mode>,
     /// How long it has waited, by the store's clock.
     pub waiting_for: Option<Duration>,
     /// Whether no waiter behind it is served first: it asked for fair order, or the store always
@@ -111,7 +116,32 @@ pub struct LockState {
     pub nodes: Vec<NodeView>,
 }
 
+/// What is in the way of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle<'a> {
+    /// The holders.
+    Holders,
+    /// A waiter, which goes first.
+    Waiter(&'a Waiter),
+}
+
 impl LockState {
+    /// Returns what is in the way of a request of this mode that asks now, and does not wait yet.
+    pub fn obstacle(&self, mode: Mode) -> Option<Obstacle<'_>> {
+        let room = room(self.holders.iter().map(|holder| holder.mode), mode);
+        if room == 0 {
+            return Some(Obstacle::Holders);
+        }
+        let known: Vec<_> = self
+            .waiters
+            .iter()
+            .filter_map(|waiter| Some((waiter, waiter.mode?)))
+            .collect();
+        let waiters = known.iter().map(|(waiter, mode)| (*mode, waiter.in_order));
+        let first = first_before(waiters, mode, || room)?;
+        Some(Obstacle::Waiter(known[first].0))
+    }
+
     /// Sorts the holders for people: by their permits, and the longest first.
     #[must_use]
     pub fn in_order(mut self) -> Self {

@@ -6,7 +6,7 @@ use super::{
     doctor::Source,
     holders,
 };
-use crate::lock::{Denial, Holder, Key, Rule, RunState};
+use crate::lock::{Denial, Holder, Key, Rule, RunState, Waiter};
 
 /// What a run would do now.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub enum Prediction {
     Run,
     /// This lock is held by these holders.
     Held(Key, Vec<Holder>),
+    /// This waiter for the lock goes first.
+    After(Key, Waiter),
     /// An earlier run denies this lock, by the rule with this name.
     Denied(Key, Box<Denial>, String),
 }
@@ -64,6 +66,15 @@ impl Explained<'_> {
                     .first()
                     .map_or_else(|| "another client".into(), holders::described);
                 Some(format!("{}held by {holder}", of(key)))
+            }
+            Prediction::After(key, waiter) => {
+                let who = holders::user_at_host(waiter.metadata.as_ref())
+                    .unwrap_or_else(|| "another process".into());
+                let waited = waiter
+                    .waiting_for
+                    .map(|waited| format!(", which has waited {},", age(waited)))
+                    .unwrap_or_default();
+                Some(format!("{}{who}{waited} goes first", of(key)))
             }
             Prediction::Denied(key, denial, option) => {
                 let who = holders::user_at_host(denial.metadata.as_ref())

@@ -137,8 +137,7 @@ fn kind(holders: &[Holder]) -> String {
         }
         (Some(Mode::Shared), 1) => "shared by 1 reader".into(),
         (Some(Mode::Shared), many) => format!("shared by {many} readers"),
-        (Some(Mode::Exclusive), _) => "exclusive".into(),
-        (None, _) => String::new(),
+        (mode, _) => mode.map_or("", |_| "exclusive").into(),
     }
 }
 
@@ -337,6 +336,7 @@ mod tests {
             }],
             waiters: vec![Waiter {
                 metadata: Some(metadata("deploy", "web1")),
+                mode: None,
                 waiting_for: secs(120),
                 in_order: true,
             }],
@@ -492,6 +492,7 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
         lock.waiters = vec![
             Waiter {
                 metadata: None,
+                mode: None,
                 waiting_for: None,
                 in_order: false
             };

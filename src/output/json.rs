@@ -17,6 +17,7 @@ mod parts;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::time::Duration;
 

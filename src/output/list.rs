@@ -191,6 +191,7 @@ mod tests {
             waiters: vec![
                 Waiter {
                     metadata: None,
+                    mode: None,
                     waiting_for: None,
                     in_order: false
                 };

@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// How long the kernel may take to report a cgroup as empty, and the polling interval after that.
-const DRAIN_DELAY: Duration = Duration::from_millis(50);
+const CGROUP_LAG: Duration = Duration::from_millis(50);
 /// The interval at which the guardian sends CONT to dlock until dlock reports that it continues.
 const WAKE: Duration = Duration::from_millis(20);
 /// After a lifeline closed, how long dlock has for an order, which comes with the reason. The next

@@ -1,6 +1,8 @@
 //! Output about a free lock that the run policy of an earlier run denies, and the operator's ways
 //! to override it.
 
+use std::time::Duration;
+
 use snapbox::{assert_data_eq, file};
 
 use crate::lab::{Lab, without_days};
@@ -215,4 +217,91 @@ fn without_pids(text: &str) -> String {
     };
     let mut parts = text.split("pid ");
     parts.next().map(str::to_owned).unwrap_or_default() + &parts.map(after).collect::<String>()
+}
+
+/// What `explain` says with these options, in both forms, if it agrees with itself.
+fn explained(lab: &Lab, options: &str) -> String {
+    let words = |more: &str| -> String {
+        let said = lab.run(format!("explain {options}{more}").split(' '));
+        assert!(said.status.success(), "{options}: {said:?}");
+        String::from_utf8(said.stdout).unwrap()
+    };
+    let (text, json) = (words(""), words(" --json"));
+    let line = text.lines().next().unwrap().to_owned();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let would = json["would"].as_str().unwrap();
+    let reason = json["reason"]
+        .as_str()
+        .map(|reason| format!(": {reason}"))
+        .unwrap_or_default();
+    // Only the times may differ.
+    assert_eq!(
+        redacted(&line),
+        redacted(&format!("job   would {would}{reason}"))
+    );
+    redacted(&line).trim_end().to_owned()
+}
+
+#[test]
+fn explain_knows_who_goes_first() {
+    let lab = Lab::new();
+    let reader = lab.line("acquire job -s --ttl 1m --host web1");
+    let mut writer = lab
+        .dlock("run -k job -w 1m --host web2 -- true".split(' '))
+        .spawn()
+        .unwrap();
+    let is_queued = || lab.line("inspect job").contains("web2");
+    assert!(support::eventually(Duration::from_secs(60), is_queued));
+    let said = explained(&lab, "job -s");
+    assert!(said.starts_with("job   would skip: "), "{said}");
+    assert!(
+        said.ends_with("@web2, which has waited [AGE], goes first"),
+        "{said}"
+    );
+    assert_eq!(
+        lab.run("run -k job -s -- true".split(' ')).status.code(),
+        Some(75)
+    );
+    assert!(explained(&lab, "job -s -w 9s").starts_with("job   would wait: "));
+    assert!(
+        explained(&lab, "job").contains("held by "),
+        "a writer meets the holder first"
+    );
+    lab.run(["release", "job", "--token", &reader]);
+    assert!(writer.wait().unwrap().success());
+    assert_eq!(explained(&lab, "job -s"), "job   would run");
+}
+
+#[test]
+fn explain_knows_the_runs_around_it() {
+    let lab = Lab::new();
+    let dlock = env!("CARGO_BIN_EXE_dlock");
+    let inside = |outer: &str, options: &str| {
+        let line = format!("{dlock} explain job{options}");
+        let words = format!("run -k job {outer}-c");
+        let said = lab.run(words.split(' ').chain([&*line]));
+        let (out, err) = (
+            String::from_utf8_lossy(&said.stdout),
+            String::from_utf8_lossy(&said.stderr),
+        );
+        out.lines()
+            .chain(err.lines())
+            .next()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    assert_eq!(inside("", ""), "job   would run");
+    assert_eq!(inside("", " -s"), "job   would run");
+    assert_eq!(inside("-s ", " -s"), "job   would run");
+    for refused in [inside("", " --no-reentrant"), inside("-s ", "")] {
+        assert!(refused.contains("this would deadlock"), "{refused}");
+    }
+    let held = lab.line("acquire job --ttl 1m");
+    let mut stale = lab.dlock(["explain", "job"]);
+    stale.env("DLOCK_HELD", format!("0000000000000000/{held}/job"));
+    let said = String::from_utf8(stale.output().unwrap().stdout).unwrap();
+    assert!(
+        said.starts_with("job   would skip: held by "),
+        "another store's: {said}"
+    );
 }

@@ -5,7 +5,7 @@ use crate::lock::{End, Fence, History, Key, LockState, Progress, Result};
 
 impl<S: Store> CasBackend<S> {
     pub(super) async fn read_lock(&mut self, key: &Key) -> Result<LockState> {
-        let snapshot = self.store.read(key, ReadFor::Look).await?;
+        let snapshot = self.read(key, ReadFor::Look).await?;
         self.state(key.clone(), snapshot)
     }
 
@@ -16,6 +16,7 @@ impl<S: Store> CasBackend<S> {
     ) -> Result<Vec<LockState>> {
         let mut found = Vec::new();
         for (key, snapshot) in self.store.scan(start, progress).await? {
+            Self::check(&key, &snapshot, &snapshot.document, None);
             found.push(self.state(key, snapshot)?);
         }
         found.retain(|state| !state.holders.is_empty());
@@ -49,7 +50,7 @@ impl<S: Store> CasBackend<S> {
     /// Returns the log and the outbox. It reads the outbox first: an entry that moves to the log
     /// meanwhile is found twice, and shown once.
     pub(super) async fn read_history(&mut self, key: &Key) -> Result<History> {
-        let mut snapshot = self.store.read(key, ReadFor::Look).await?;
+        let mut snapshot = self.read(key, ReadFor::Look).await?;
         let now = snapshot.now();
         snapshot.document.expire(now);
         let held: Vec<Fence> = snapshot.document.fences().collect();

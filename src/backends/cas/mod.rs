@@ -31,6 +31,8 @@ pub trait Store: Admin {
     type Version;
     /// Whether the store has [`Store::grant`], [`Store::extend`] and [`Store::free`].
     const IN_ONE_STEP: bool = false;
+    /// Whether [`Store::read`] sees the holders, the queue and the run record at one moment.
+    const READS_AT_ONCE: bool = true;
 
     /// See [`Backend::identity`].
     fn identity(&self) -> Identity;

@@ -39,7 +39,6 @@ impl<S: Store> CasBackend<S> {
         }
         for _ in 0..TRIES {
             let snapshot = self
-                .store
                 .read(&request.key, ReadFor::Acquire { request, claims })
                 .await?;
             if let Some(attempt) = self.decide(request, snapshot).await? {
@@ -48,6 +47,27 @@ impl<S: Store> CasBackend<S> {
             claims = fresh;
         }
         Ok(self.answered(request, transient()).await)
+    }
+
+    pub(super) async fn read(
+        &mut self,
+        key: &Key,
+        purpose: ReadFor<'_>,
+    ) -> Result<Snapshot<S::Version>> {
+        let snapshot = self.store.read(key, purpose).await?;
+        Self::check(key, &snapshot, &snapshot.document, None);
+        Ok(snapshot)
+    }
+
+    /// Checks a document that was read, or is to be written over one that was.
+    pub(super) fn check(
+        key: &Key,
+        was: &Snapshot<S::Version>,
+        document: &Document,
+        granted: Option<Fence>,
+    ) {
+        let last = granted.or(was.fence);
+        document.check(key.as_str(), was.now(), last, S::READS_AT_ONCE);
     }
 
     /// Returns `None` if the lock must be read anew.
@@ -174,6 +194,7 @@ impl<S: Store> CasBackend<S> {
         if !must && document == was.document {
             return Ok(true);
         }
+        Self::check(key, &was, &document, granted);
         self.store
             .swap(
                 key,
@@ -199,7 +220,7 @@ impl<S: Store> CasBackend<S> {
         decide: impl Fn(&mut Document, u64, u64) -> T,
     ) -> Result<T> {
         for _ in 0..TRIES {
-            let snapshot = self.store.read(key, purpose).await?;
+            let snapshot = self.read(key, purpose).await?;
             let (now, up, mut document) =
                 (snapshot.now(), snapshot.now_up(), snapshot.document.clone());
             document.expire(now);
@@ -237,7 +258,7 @@ impl<S: Store> CasBackend<S> {
 
     /// Whether a token has a hold. The end of a hold is written before it is reported.
     pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
-        let snapshot = self.store.read(key, ReadFor::Change).await?;
+        let snapshot = self.read(key, ReadFor::Change).await?;
         let mut document = snapshot.document.clone();
         document.expire(snapshot.now());
         let answer = document.verify(token, snapshot.now_up());
@@ -266,7 +287,7 @@ impl<S: Store> CasBackend<S> {
             return Ok(Release::Released);
         }
         for _ in 0..TRIES {
-            let snapshot = self.store.read(key, ReadFor::Release(token, info)).await?;
+            let snapshot = self.read(key, ReadFor::Release(token, info)).await?;
             let (now, claimed, mut document) = (
                 snapshot.now(),
                 snapshot.base == Base::Claim,

@@ -43,11 +43,8 @@ use super::{
     session::{EtcdSession, HoldState, OwnHold, seconds, ttl},
 };
 use crate::{
-    backends::{
-        DRAIN_DELAY,
-        queue::record::{ContenderInfo, HoldRecord},
-    },
-    lock::{Attempt, Denial, Grant, Mode, Request, Ttl},
+    backends::queue::record::{ContenderInfo, HoldRecord},
+    lock::{Attempt, DRAIN_DELAY, Denial, Grant, Mode, Request, Ttl},
 };
 
 /// The outcome for the first position in the queue.

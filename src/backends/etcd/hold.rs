@@ -29,8 +29,8 @@ use super::{
     session::{EtcdSession, HoldState, Nested, OwnHold, ttl},
 };
 use crate::{
-    backends::{DRAIN_DELAY, queue::record::ContenderInfo},
-    lock::{Intent, Mode, Release, ReleaseInfo, Renewal, RunState, Scope},
+    backends::queue::record::ContenderInfo,
+    lock::{DRAIN_DELAY, Intent, Mode, Release, ReleaseInfo, Renewal, RunState, Scope},
 };
 
 /// All modes. The number of permits does not matter.

@@ -148,6 +148,7 @@ fn waiters(look: &LockAtRevision) -> Result<Vec<Waiter>> {
     let waiter = |at: usize| -> Result<Waiter> {
         Ok(Waiter {
             metadata: look.contenders[at].info()?.and_then(|info| info.metadata),
+            mode: Some(look.queue.all()[at].mode),
             waiting_for: None,
             in_order: true,
         })

@@ -211,6 +211,7 @@ impl LockAtRevision {
             found.iter().map(judged).collect(),
             numbers.iter().map(|permit| permit.number).collect(),
         );
+        queue.check(&names.folder);
         let mut contenders: Vec<_> = found.into_iter().map(|(_, one)| one).collect();
         for kv in keys.with_values {
             if let Some(one) = contenders

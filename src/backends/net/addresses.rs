@@ -16,9 +16,10 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::dial::HEAD_START;
 use crate::lock::{Error, Kind, Origin, Result};
 
+/// How long an address may take before the next one is tried too (RFC 8305 recommends this time).
+pub(super) const HEAD_START: Duration = Duration::from_millis(250);
 /// How long the resolver may take if no address is known.
 const RESOLVES: Duration = Duration::from_secs(1);
 

@@ -6,11 +6,8 @@ use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use rustix::net::{AddressFamily, sockopt};
 use tokio::net::TcpStream;
 
-use super::addresses;
+use super::addresses::{self, HEAD_START};
 use crate::lock::{Error, Kind, Result};
-
-/// How long an address may take before the next one is tried too (RFC 8305 recommends this time).
-pub(super) const HEAD_START: Duration = Duration::from_millis(250);
 
 /// Connects to the host's first address that answers. The one that worked last is tried first.
 pub(in crate::backends) async fn dial(host: &str, port: u16) -> Result<TcpStream> {

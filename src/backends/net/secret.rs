@@ -6,7 +6,11 @@ use std::{
     time::Duration,
 };
 
-use super::{addresses::rest, dial::HEAD_START, password_command, shared::SharedWork};
+use super::{
+    addresses::{HEAD_START, rest},
+    password_command,
+    shared::SharedWork,
+};
 use crate::lock::{Error, Kind, Result};
 
 /// A password or the way to it, which is never printed.

@@ -24,16 +24,13 @@ use super::{
     table::{PostgresLockTable, part},
 };
 use crate::{
-    backends::{
-        DRAIN_DELAY,
-        sql::{
-            self, Begun, Client, Fields, HasClient, Over, Row, SHARED_BY, SessionLocks,
-            SessionStore, SqlMode, Tries, as_fence, ms,
-        },
+    backends::sql::{
+        self, Begun, Client, Fields, HasClient, Over, Row, SHARED_BY, SessionLocks, SessionStore,
+        SqlMode, Tries, as_fence, ms,
     },
     lock::{
-        Amendment, Break, Capabilities, Error, Fence, Holder, Intent, Key, Kind, Mode, ReleaseInfo,
-        Request, Result, RunRecord, RunState, Token, Ttl,
+        Amendment, Break, Capabilities, DRAIN_DELAY, Error, Fence, Holder, Intent, Key, Kind, Mode,
+        ReleaseInfo, Request, Result, RunRecord, RunState, Token, Ttl,
     },
 };
 

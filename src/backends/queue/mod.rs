@@ -195,6 +195,45 @@ impl Contenders {
             && self.holds(0)
     }
 
+    /// Panics in a debug build if a rule is broken, naming the rule and the lock. Only for contenders
+    /// and grants that were read at one moment: else a grant may be newer than the contender before
+    /// it that has left, as in ZooKeeper's two lists.
+    pub fn check(&self, lock: &str) {
+        if cfg!(debug_assertions) {
+            let broken = self.broken_rule();
+            assert!(
+                broken.is_none(),
+                "lock {lock}: {}",
+                broken.unwrap_or_default()
+            );
+        }
+    }
+
+    /// Returns the first broken rule. Grants stay right while others join behind, or leave. Contenders
+    /// of other libraries join behind, too.
+    fn broken_rule(&self) -> Option<String> {
+        let is_granted = |at: &usize| self.all[*at].state == GrantEvidence::Granted;
+        let granted = || (0..self.len()).filter(is_granted);
+        if let Some((at, before)) =
+            granted().find_map(|at| Some((at, self.blocker(self.all[at].mode, at)?)))
+        {
+            return Some(format!(
+                "the contender {at} was granted the lock behind {before}, which keeps it out"
+            ));
+        }
+        let most = |at: usize| match self.all[at].mode {
+            Mode::Permits(most) => Some(most),
+            _ => None,
+        };
+        // The last of these to be granted its permit found all others.
+        let (held, most) = (
+            granted().filter_map(most).count(),
+            granted().filter_map(most).max(),
+        );
+        most.filter(|most| usize::try_from(*most).is_ok_and(|most| held > most))
+            .map(|most| format!("{held} permits of at most {most} are held"))
+    }
+
     /// Whether only waiters block one of `mode`.
     pub fn only_waiters_block(&self, mode: Mode) -> bool {
         self.holders()

@@ -478,3 +478,57 @@ fn damaged_records_are_refused_or_read() {
         "only {read} could be read at all"
     );
 }
+
+#[test]
+fn a_grant_that_breaks_a_rule_is_found() {
+    use GrantEvidence::{Granted, Unknown, Waits};
+    let of = |all: &[(Mode, GrantEvidence)]| queue(all, &[]).broken_rule();
+    for right in [
+        &[(EXCLUSIVE, Granted), (EXCLUSIVE, Waits)][..],
+        &[
+            (SHARED, Granted),
+            (SHARED, Unknown),
+            (SHARED, Granted),
+            (EXCLUSIVE, Unknown),
+        ],
+        &[
+            (permit(1), Granted),
+            (permit(2), Waits),
+            (permit(2), Granted),
+        ],
+    ] {
+        assert_eq!(of(right), None);
+    }
+    for (wrong, text) in [
+        (
+            &[(EXCLUSIVE, Granted), (EXCLUSIVE, Granted)][..],
+            "contender 1 was granted the lock behind 0",
+        ),
+        (
+            &[(EXCLUSIVE, Unknown), (SHARED, Granted)],
+            "contender 1 was granted the lock behind 0",
+        ),
+        (
+            &[(SHARED, Granted), (permit(2), Granted)],
+            "contender 1 was granted the lock behind 0",
+        ),
+        (
+            &[(permit(2), Granted); 3],
+            "3 permits of at most 2 are held",
+        ),
+    ] {
+        assert!(
+            of(wrong).is_some_and(|said| said.contains(text)),
+            "{:?}",
+            of(wrong)
+        );
+    }
+    let twice = queue(&[(EXCLUSIVE, Granted); 2], &[]);
+    let panic = std::panic::catch_unwind(|| twice.check("job")).unwrap_err();
+    assert!(
+        panic
+            .downcast_ref::<String>()
+            .unwrap()
+            .starts_with("lock job: the contender 1")
+    );
+}

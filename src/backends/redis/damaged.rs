@@ -152,8 +152,8 @@ fn damaged_histories_and_queues_are_refused_or_read() {
         ));
         state::waiters(
             Some(1_700_000_001_000),
-            queue,
-            &reply(&damage::json(&infos, dice)),
+            [queue.clone(), queue],
+            &pairs(&damage::json(&infos, dice)),
         );
     });
 }

@@ -39,6 +39,7 @@ use ::redis::Value;
 use async_trait::async_trait;
 
 pub use self::options::{Address, RedisOptions, RedisServer, Replicas, Sentinel};
+pub(super) use self::script::flag;
 use self::{
     answer::{answer, otherwise, read_attempt, read_count},
     cluster::Redirect,
@@ -52,8 +53,6 @@ use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, Entry, History, Identity, Intent, Key, LockState,
     Mode, Progress, Release, ReleaseInfo, Renewal, Request, Result, Token, Wake, Which,
 };
-
-pub(super) use self::script::flag;
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     shared: true,

@@ -15,7 +15,7 @@ use super::{
     reply, starts,
     state::{LockSnapshot, foreign, read_shares, waiters},
 };
-use crate::lock::{Effect, Fence, Key, Kind, LockState, Mode, Progress, Result, Which};
+use crate::lock::{Effect, Error, Fence, Key, Kind, LockState, Mode, Progress, Result, Which};
 
 /// The number of commands per lock.
 const PER_LOCK: usize = 11;
@@ -313,17 +313,12 @@ fn read_state(key: Key, names: &RedisNames, replies: &[Value]) -> Result<LockSta
         "string" => vec![foreign(Mode::Exclusive, snapshot.expires_in())],
         other => return Err(failure::no_lock(&format!("a {other}"))),
     };
-    let mut waiting = Vec::new();
-    for queue in [queue, ordered_queue] {
-        waiting.extend(readable(queue)?.and_then(reply::pairs).unwrap_or_default());
-    }
-    waiting.sort_by_key(|(_, arrival)| arrival.parse::<i64>().ok());
-    let none = Value::Nil;
+    let pairs = |reply| Ok::<_, Error>(readable(reply)?.and_then(reply::pairs).unwrap_or_default());
     Ok(LockState {
         key,
         stored_as: names.lock.clone(),
         holders,
-        waiters: waiters(now, waiting, readable(infos)?.unwrap_or(&none)),
+        waiters: waiters(now, [pairs(queue)?, pairs(ordered_queue)?], &pairs(infos)?),
         last_fence: readable(fence)?
             .and_then(reply::int)
             .and_then(|fence| u64::try_from(fence).ok())

@@ -5,7 +5,9 @@ use std::{collections::BTreeMap, time::Duration};
 use redis::Value;
 
 use super::{failure, reply};
-use crate::lock::{Break, Fence, Holder, Metadata, Mode, Result, Waiter};
+use crate::lock::{
+    Break, Fence, Holder, Metadata, Mode, Result, Waiter, document::holder::read_mode,
+};
 
 /// The newest layout that this version can read, up to any minor version.
 pub(in crate::backends) const MAJOR: u32 = 1;
@@ -320,16 +322,20 @@ pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> 
     }
 }
 
-/// Returns the waiters. `queue` has each hold with its arrival in µs, earliest first; `infos` is
-/// the hash of waiters.
+/// Returns the waiters, earliest first. `queue` has each exclusive and unfair waiter's hold with its
+/// arrival in µs, `line` those of all others; `infos` is the hash of waiters.
 pub(in crate::backends) fn waiters(
     now: Option<i64>,
-    queue: Vec<(String, String)>,
-    infos: &Value,
+    [queue, line]: [Vec<(String, String)>; 2],
+    infos: &[(String, String)],
 ) -> Vec<Waiter> {
-    let infos = reply::pairs(infos).unwrap_or_default();
+    let plain = queue.into_iter().map(|one| (one, Some(Mode::Exclusive)));
+    let mut queue: Vec<_> = plain
+        .chain(line.into_iter().map(|one| (one, None)))
+        .collect();
+    queue.sort_by_key(|((_, arrival), _)| arrival.parse::<i64>().ok());
     let mut waiters = Vec::new();
-    for (hold, arrival) in queue {
+    for ((hold, arrival), mode) in queue {
         let Some((seen, json)) = infos
             .iter()
             .find(|(who, _)| *who == hold)
@@ -350,11 +356,12 @@ pub(in crate::backends) fn waiters(
         let metadata: Option<Metadata> = serde_json::from_str(json).ok();
         // Only a fair request has this field.
         let wants = format!("as:{hold}");
-        let in_order = infos.iter().any(|(field, _)| *field == wants);
+        let wants = infos.iter().find(|(field, _)| *field == wants);
         waiters.push(Waiter {
             metadata,
+            mode: wants.map_or(mode, |(_, wants)| read_mode(wants)),
             waiting_for: waiting_for.map(Duration::from_millis),
-            in_order,
+            in_order: wants.is_some(),
         });
     }
     waiters

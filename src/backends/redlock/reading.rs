@@ -386,15 +386,10 @@ pub(super) fn read_one(replies: &[Value]) -> Result<NodeRead> {
         kept: Duration::ZERO,
     };
     seen.check()?;
-    let mut waiting = Vec::new();
-    for queue in [queue, ordered_queue] {
-        waiting.extend(readable(queue)?.and_then(reply::pairs).unwrap_or_default());
-    }
-    waiting.sort_by_key(|(_, arrival)| arrival.parse::<i64>().ok());
-    let none = Value::Nil;
+    let pairs = |reply| Ok::<_, Error>(readable(reply)?.and_then(reply::pairs).unwrap_or_default());
     Ok(NodeRead {
         seen,
-        waiters: waiters(now, waiting, readable(infos)?.unwrap_or(&none)),
+        waiters: waiters(now, [pairs(queue)?, pairs(ordered_queue)?], &pairs(infos)?),
         counter: readable(counter)?
             .and_then(reply::int)
             .and_then(|count| u64::try_from(count).ok()),

@@ -101,6 +101,7 @@ impl Plain {
     pub fn waiter(&self) -> Waiter {
         Waiter {
             metadata: self.metadata(),
+            mode: Some(Mode::Exclusive),
             waiting_for: Some(self.waited),
             in_order: false,
         }

@@ -50,13 +50,10 @@ use super::{
     looks_at_the_end, micros, ms,
     session_store::{Beginning, Begun, LockOf, Over, SessionStore, Tries},
 };
-use crate::{
-    backends::DRAIN_DELAY,
-    lock::{
-        Amendment, Attempt, Backend, Busy, Fence, Grant, History, Identity, Intent, Key, LockState,
-        Notice, Progress, Release, ReleaseInfo, Renewal, Request, Result, Tether, Token, Ttl, Wake,
-        Which,
-    },
+use crate::lock::{
+    Amendment, Attempt, Backend, Busy, DRAIN_DELAY, Fence, Grant, History, Identity, Intent, Key,
+    LockState, Notice, Progress, Release, ReleaseInfo, Renewal, Request, Result, Tether, Token,
+    Ttl, Wake, Which,
 };
 
 /// Locks that sessions keep.

@@ -302,7 +302,8 @@ impl SqliteClient {
         let mut absorbed = Vec::new();
         for waiter in listed {
             absorbed.push(waiter.place);
-            if !witness.has_waiter(&waiter.hold) {
+            // A hold is granted before its row goes.
+            if document.has_hold(&waiter.hold) || !witness.has_waiter(&waiter.hold) {
                 continue;
             }
             let since = waiter.since_ms.min(now);

@@ -63,12 +63,11 @@ mod range_lock;
 mod removal;
 pub(super) mod schema;
 mod slot;
-mod waiting;
-mod watch;
-
 pub(super) mod store;
 #[cfg(test)]
 mod tests;
+mod waiting;
+mod watch;
 
 use std::{
     path::{self, PathBuf},

@@ -208,6 +208,7 @@ impl TairStore {
 #[async_trait(?Send)]
 impl Store for TairStore {
     type Version = TairVersion;
+    const READS_AT_ONCE: bool = false;
 
     fn identity(&self) -> Identity {
         let url = self.options.redacted_url();

@@ -15,8 +15,8 @@ use super::{
     wire::{Code, NodeKind, Reply, WireRequest},
 };
 use crate::{
-    backends::{DRAIN_DELAY, queue::record::ContenderInfo},
-    lock::{Attempt, Denial, Entry, Error, Grant, Kind, Mode, Request, Result, Ttl},
+    backends::queue::record::ContenderInfo,
+    lock::{Attempt, DRAIN_DELAY, Denial, Entry, Error, Grant, Kind, Mode, Request, Result, Ttl},
 };
 
 /// How many times one request looks again after changes by other processes.

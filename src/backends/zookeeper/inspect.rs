@@ -102,6 +102,7 @@ pub(super) async fn look(
             let waiting_for = Some(between(entry.stat.ctime, newest));
             Waiter {
                 metadata: entry.info.and_then(|info| info.metadata),
+                mode: Some(entry.contender.mode),
                 waiting_for,
                 in_order: true,
             }

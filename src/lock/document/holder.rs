@@ -150,13 +150,14 @@ pub(crate) fn serialize<S: Serializer>(mode: &Mode, to: S) -> Result<S::Ok, S::E
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Mode, D::Error> {
     let text = String::deserialize(from)?;
-    match &*text {
-        "x" => Ok(Mode::Exclusive),
-        "s" => Ok(Mode::Shared),
-        _ => text
-            .strip_prefix('p')
-            .and_then(|most| most.parse().ok())
-            .map(Mode::Permits)
-            .ok_or_else(|| D::Error::custom("a mode that no dlock of this layout writes")),
+    read_mode(&text).ok_or_else(|| D::Error::custom("a mode that no dlock of this layout writes"))
+}
+
+/// Reads the text of a mode; `None` if no dlock of this layout writes it.
+pub(crate) fn read_mode(text: &str) -> Option<Mode> {
+    match text {
+        "x" => Some(Mode::Exclusive),
+        "s" => Some(Mode::Shared),
+        _ => text.strip_prefix('p')?.parse().ok().map(Mode::Permits),
     }
 }

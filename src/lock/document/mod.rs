@@ -11,6 +11,7 @@
 //! [`queue`]); an answer is lost (the same token asks again and gets the same answer).
 
 mod acquire;
+mod check;
 #[cfg(test)]
 mod damaged;
 pub(crate) mod holder;
@@ -20,6 +21,7 @@ mod parts;
 mod queue;
 #[cfg(test)]
 mod tests;
+pub(super) mod turn;
 mod witness;
 
 use std::time::Duration;
@@ -419,18 +421,10 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Returns how many holds of `mode` fit next to `holders`. A new number of permits applies to new
-/// holds.
+/// Returns how many holds of `mode` fit next to `holders`, and to a hold outside.
 fn room(holders: &[HolderEntry], mode: Mode, outside: Option<u64>) -> usize {
-    match mode {
-        _ if outside.is_some() => 0,
-        Mode::Exclusive => usize::from(holders.is_empty()),
-        Mode::Shared if holders.iter().all(|holder| holder.mode == Mode::Shared) => usize::MAX,
-        Mode::Permits(most) if holders.iter().all(|holder| holder.permit.is_some()) => {
-            usize::try_from(most)
-                .unwrap_or(usize::MAX)
-                .saturating_sub(holders.len())
-        }
-        Mode::Shared | Mode::Permits(_) => 0,
+    match outside {
+        Some(_) => 0,
+        None => turn::room(holders.iter().map(|holder| holder.mode), mode),
     }
 }

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     super::{Metadata, Mode, Request, Token, Waiter},
     WakeUp, holder,
+    turn::{first_before, goes_before},
 };
 
 /// A waiter that has not asked for this many ms is gone: the core asks every five seconds.
@@ -75,11 +76,7 @@ impl QueueEntry {
     }
 
     fn goes_before(&self, mode: Mode) -> bool {
-        match (self.mode, mode) {
-            (Mode::Shared, Mode::Shared) => false,
-            (Mode::Exclusive, Mode::Shared) => true,
-            _ => self.fair,
-        }
+        goes_before(self.mode, self.fair, mode)
     }
 
     /// Whether it is an unfair exclusive waiter.
@@ -141,19 +138,11 @@ impl Queue {
             let end = self
                 .position(&request.token.hold_text())
                 .unwrap_or(self.0.len());
-            let permits = |mode| matches!(mode, Mode::Permits(_));
-            if permits(request.mode) {
-                let all = self.0[..end]
-                    .iter()
-                    .filter(|queued| queued.goes_before(request.mode));
-                let (alike, count) = all.fold((true, 0), |(alike, count), queued| {
-                    (alike && permits(queued.mode), count + 1)
-                });
-                if alike && count < room(request.mode) {
-                    return None;
-                }
-            }
-            let mut before = self.0[..end]
+            let ahead = self.0[..end]
+                .iter()
+                .map(|queued| (queued.mode, queued.fair));
+            let at = first_before(ahead, request.mode, || room(request.mode))?;
+            let mut before = self.0[at..end]
                 .iter_mut()
                 .filter(|queued| queued.goes_before(request.mode));
             let first = before.next()?;
@@ -270,6 +259,7 @@ impl Queue {
     pub fn waiters(&self, now: u64) -> Vec<(&str, Waiter)> {
         let waiter = |queued: &QueueEntry| Waiter {
             metadata: queued.metadata.clone(),
+            mode: Some(queued.mode),
             waiting_for: Some(Duration::from_millis(now.saturating_sub(queued.since))),
             in_order: queued.fair,
         };

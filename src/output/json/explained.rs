@@ -33,7 +33,7 @@ impl<'a> ExplainedReport<'a> {
     /// Reports what a run would do.
     pub fn new(explained: &Explained<'a>, now: &Now) -> Self {
         let (holders, refused) = match explained.would {
-            Prediction::Run => (Vec::new(), None),
+            Prediction::Run | Prediction::After(..) => (Vec::new(), None),
             Prediction::Held(_, holders) => (
                 holders
                     .iter()

@@ -4,25 +4,18 @@ use std::error::Error as _;
 
 use serde::Serialize;
 
-use super::super::{
-    LockView, Now,
-    history::RunOf,
-    time::{Time, millis, rfc3339_ms},
+use super::{
+    super::{
+        LockView, Now,
+        history::RunOf,
+        time::{Time, millis, rfc3339_ms},
+    },
+    words::{ModeWord, StateWord},
 };
 use crate::lock::{
-    self, Break, Denial, Effect, End, Error, Holder, Key, Kind, Mode, NodeView, Rule, RunState,
-    SkipCount, Waiter,
+    self, Break, Denial, Effect, End, Error, Holder, Key, Kind, Mode, NodeView, Rule, SkipCount,
+    Waiter,
 };
-
-/// The state of a run record, in the word that people read.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StateWord(RunState);
-
-impl Serialize for StateWord {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0.as_str())
-    }
-}
 
 /// One lock.
 #[derive(Debug, Serialize)]
@@ -332,26 +325,6 @@ impl<'a> SkipCountReport<'a> {
             since,
             last,
             reason: &skips.reason,
-        }
-    }
-}
-
-/// A mode in a word.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
-enum ModeWord {
-    Exclusive,
-    Shared,
-    Permits,
-}
-
-impl From<Mode> for ModeWord {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Exclusive => Self::Exclusive,
-            Mode::Shared => Self::Shared,
-            Mode::Permits(_) => Self::Permits,
         }
     }
 }

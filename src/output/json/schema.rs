@@ -10,7 +10,7 @@ use super::{
     Acquired, AllRuns, Busy, Collected, ExplainedReport, Failed, Forgotten, HostBroken,
     Initialized, InspectReport, Interrupted, KnownKeys, ListReport, NamesReport, NotHeld, Printed,
     Released, Remembered, Renewed, SCHEMA, Schema as Tables, ToBeBroken, Verified, WasBroken,
-    parts::StateWord,
+    words::StateWord,
 };
 use crate::{
     exit,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{DLOCK_FIRST, DRAIN_DELAY, GuardianLoop, Phase, WAKE};
+use super::{CGROUP_LAG, DLOCK_FIRST, GuardianLoop, Phase, WAKE};
 use crate::{lease::BootClock, supervise::sys::arm};
 
 impl GuardianLoop {
@@ -30,10 +30,10 @@ impl GuardianLoop {
         // reaped.
         let look_again = self.emptied.map(|emptied| {
             let now = BootClock::read();
-            now.plus(if now.since(emptied) < DRAIN_DELAY {
+            now.plus(if now.since(emptied) < CGROUP_LAG {
                 Duration::from_millis(1)
             } else {
-                DRAIN_DELAY
+                CGROUP_LAG
             })
         });
         let wake = self.wakes_dlock().then(|| BootClock::read().plus(WAKE));

@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 
-use super::{DLOCK_FIRST, DRAIN_DELAY, GuardianLoop, Phase};
+use super::{CGROUP_LAG, DLOCK_FIRST, GuardianLoop, Phase};
 use crate::{
     lease::BootClock,
     lock::BootTime,
@@ -52,7 +52,7 @@ impl GuardianLoop {
         // Right after the last process was reaped, its cgroup may still seem populated.
         let settled = self
             .emptied
-            .is_none_or(|emptied| now.since(emptied) >= DRAIN_DELAY);
+            .is_none_or(|emptied| now.since(emptied) >= CGROUP_LAG);
         if self.outcome.is_some() && matches!(self.phase, Phase::Running) && settled {
             self.judge_leftover(now);
         }

@@ -43,7 +43,7 @@ pub fn all() -> Vec<Case> {
         queued_readers_are_granted_together,
     ]);
     all.extend(cases![|kind| kind.shared() || kind.permits() => a_nested_hold_needs_a_mode_that_its_outer_hold_covers]);
-    all.extend(cases![Kind::shared => a_waiting_writer_keeps_new_readers_out, a_writer_that_leaves_lets_readers_in]);
+    all.extend(cases![Kind::shared => a_waiting_writer_keeps_new_readers_out, a_writer_that_leaves_lets_readers_in, a_look_tells_what_a_try_gets]);
     all.extend(cases![|kind| kind.shared() && kind.permits() => a_writer_that_died_waiting_blocks_others_only_briefly]);
     all
 }
@@ -618,4 +618,68 @@ async fn a_writer_that_died_waiting_blocks_others_only_briefly(lab: &Lab) {
     let wanted = shared(waiting(&job, LONG));
     let waited = wait_as_the_core_does(lab, &mut c, &wanted).await;
     assert!(waited < Duration::from_secs(17), "{waited:?}");
+}
+
+/// A holder, a waiter, and a try: `explain` looks at the first two.
+async fn a_look_tells_what_a_try_gets(lab: &Lab) {
+    let modes = |request: Request| (request.mode, request.fair);
+    let any = waiting(&key("any"), LONG);
+    let (writer, reader, one) = (any.clone(), shared(any.clone()), permit(3, any.clone()));
+    let rows = [
+        (&reader, writer.clone(), &reader),
+        (&reader, writer.clone(), &writer),
+        (&writer, reader.clone(), &reader),
+        (&reader, fair(writer.clone()), &reader),
+        (&reader, fair(one.clone()), &reader),
+        (&reader, one.clone(), &reader),
+        (&one, writer.clone(), &one),
+        (&one, fair(writer.clone()), &one),
+        (&one, reader.clone(), &one),
+        (&one, reader.clone(), &reader),
+        (&one, fair(permit(1, any.clone())), &one),
+        (&one, permit(1, any.clone()), &one),
+    ];
+    for (nth, (held, waits, tried)) in rows.iter().enumerate() {
+        let has = |(mode, fair): (Mode, bool)| {
+            (lab.kind.permits() || !matches!(mode, Mode::Permits(_))) && (lab.kind.fair() || !fair)
+        };
+        if ![
+            modes((*held).clone()),
+            modes(waits.clone()),
+            modes((*tried).clone()),
+        ]
+        .map(has)
+        .contains(&false)
+        {
+            let job = key(&format!("job{nth}"));
+            let of = |mode, fair, waiting| Request {
+                mode,
+                fair,
+                waiting,
+                ..request(&job, LONG)
+            };
+            let (held, tried) = (of(held.mode, false, false), of(tried.mode, false, false));
+            let waits = of(waits.mode, waits.fair, true);
+            let (mut a, mut b, mut c) =
+                (lab.client().await, lab.client().await, lab.client().await);
+            a.take(&held).await;
+            let meanwhile = async {
+                lab.pass(overtaking_delay()).await;
+                let looked = c.inspect(&job).await;
+                let found = c.attempt(&tried).await;
+                let granted = matches!(found, Attempt::Granted(_));
+                assert_eq!(
+                    looked.obstacle(tried.mode).is_none(),
+                    granted,
+                    "{nth}: {looked:?} {found:?}"
+                );
+                if granted {
+                    c.free(&tried).await;
+                }
+                a.free(&held).await;
+            };
+            tokio::join!(b.wait_for(&waits, Duration::from_secs(20)), meanwhile);
+            b.free(&waits).await;
+        }
+    }
 }

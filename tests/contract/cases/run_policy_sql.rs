@@ -312,12 +312,14 @@ async fn starts_that_run_policies_need_are_not_collected(lab: &Lab) {
             &format!(
                 "UPDATE dlock SET lock_until = lock_until - interval '{days} days', locked_at = locked_at - interval '{days} days', renewed_at = renewed_at - interval '{days} days', \
                  paced_at = paced_at - interval '{days} days', start_at = start_at - interval '{days} days', \
-                 fence = fence - {days} * 86400000000"
+                 fence = fence - {days} * 86400000000, paced_fence = paced_fence - {days} * 86400000000, \
+                 start_fence = start_fence - {days} * 86400000000"
             ),
             &format!(
                 "UPDATE dlock SET lock_until = lock_until - INTERVAL {days} DAY, locked_at = locked_at - INTERVAL {days} DAY, renewed_at = renewed_at - INTERVAL {days} DAY, \
                  paced_at = paced_at - INTERVAL {days} DAY, start_at = start_at - INTERVAL {days} DAY, \
-                 fence = fence - {days} * 86400000000"
+                 fence = fence - {days} * 86400000000, paced_fence = paced_fence - {days} * 86400000000, \
+                 start_fence = start_fence - {days} * 86400000000"
             ),
         );
     };

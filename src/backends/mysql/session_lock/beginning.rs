@@ -14,11 +14,8 @@ use super::{
     Counted, MysqlLock, first_row, one_session,
 };
 use crate::{
-    backends::{
-        DRAIN_DELAY,
-        sql::{Begin, Begun, Fields, SqlMode, as_fence, json, ms},
-    },
-    lock::{Request, Result, RunRecord},
+    backends::sql::{Begin, Begun, Fields, SqlMode, as_fence, json, ms},
+    lock::{DRAIN_DELAY, Request, Result, RunRecord},
 };
 
 /// The number of answers to the statements for [`Extent::Alone`].
