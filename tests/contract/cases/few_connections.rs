@@ -123,7 +123,9 @@ async fn all_contenders_get_two_locks_over_few_connections(lab: &Lab) {
         vec![lab.server().port()]
     };
     let proxies: Vec<_> = ports.into_iter().map(Proxy::to).collect();
-    proxies.iter().for_each(|proxy| proxy.limit(FEW));
+    for proxy in &proxies {
+        proxy.limit(FEW);
+    }
     let ports: Vec<_> = proxies.iter().map(|proxy| proxy.port).collect();
     let client = async || match &ports[..] {
         [port] => lab.server().through(*port).await,
