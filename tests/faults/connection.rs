@@ -48,11 +48,13 @@ macro_rules! on_place {
 
 // A failover needs a second server with the same data: Redlock has none, and loses a minority
 // instead (majority.rs). Rotated: a digest password of ZooKeeper is a part of the owner of its
-// locks, so that another password is another owner.
+// locks, so that another password is another owner. What depends on no server is tried with one of
+// a kind only.
 on_place!(redis: a_planned_failover, a_failover_with_a_cut, a_rotated_password, a_rotated_password_and_a_cut, a_user_shut_out_for_a_while, a_dead_address, a_resolver_that_falls_silent);
 on_place!(redlock: a_rotated_password, a_rotated_password_and_a_cut, a_user_shut_out_for_a_while, a_dead_address, a_resolver_that_falls_silent);
 on_place!(postgres: a_planned_failover, a_failover_with_a_cut, a_rotated_password, a_rotated_password_and_a_cut, a_user_shut_out_for_a_while, a_dead_address, a_resolver_that_falls_silent);
 on_place!(mariadb: a_planned_failover, a_failover_with_a_cut, a_rotated_password, a_rotated_password_and_a_cut, a_user_shut_out_for_a_while, a_dead_address, a_resolver_that_falls_silent);
+on_place!(mysql: a_planned_failover, a_failover_with_a_cut, a_rotated_password, a_rotated_password_and_a_cut, a_user_shut_out_for_a_while);
 on_place!(etcd: a_planned_failover, a_failover_with_a_cut, a_rotated_password, a_rotated_password_and_a_cut, a_user_shut_out_for_a_while, a_dead_address, a_resolver_that_falls_silent);
 on_place!(zookeeper: a_planned_failover, a_failover_with_a_cut, a_dead_address, a_resolver_that_falls_silent);
 

@@ -35,5 +35,6 @@ mod sessions;
 mod several;
 mod shares;
 mod stores;
+mod storm;
 mod world;
 mod zookeeper;

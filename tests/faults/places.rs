@@ -3,7 +3,9 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
 
 use crate::support::{
-    self, dlock, etcd, mariadb, must,
+    self, dlock, etcd,
+    mariadb::{self, Product},
+    must,
     postgres::{self, Postgres},
     process::{self, Process},
     redis::Redis,
@@ -266,7 +268,7 @@ impl Place for OnePostgres {
     }
 }
 
-/// MariaDB, and a server to which its data is restored.
+/// MariaDB or MySQL, and a server to which its data is restored.
 struct OneMariaDb(Vec<mariadb::MariaDb>);
 
 pub fn mariadb(test: &str, two: bool) -> Option<Box<dyn Place>> {
@@ -274,9 +276,25 @@ pub fn mariadb(test: &str, two: bool) -> Option<Box<dyn Place>> {
         support::skip(test, &why);
         return None;
     }
+    Some(of_product(Product::MariaDb, two))
+}
+
+pub fn mysql(test: &str, two: bool) -> Option<Box<dyn Place>> {
+    if let Some(why) = Product::MySql.missing() {
+        support::say(&format!("SKIPPED {test}: {why}"));
+        return None;
+    }
+    Some(of_product(Product::MySql, two))
+}
+
+fn of_product(product: Product, two: bool) -> Box<dyn Place> {
+    let options = mariadb::Options {
+        product,
+        ..Default::default()
+    };
     let place = OneMariaDb(
         (0..=u8::from(two))
-            .map(|_| mariadb::MariaDb::plain())
+            .map(|_| mariadb::MariaDb::with(options.clone()))
             .collect(),
     );
     for server in &place.0 {
@@ -287,7 +305,7 @@ pub fn mariadb(test: &str, two: bool) -> Option<Box<dyn Place>> {
         );
         server.sql("mysql", &format!("GRANT ALL ON locks.* TO {USER}"));
     }
-    Some(Box::new(place))
+    Box::new(place)
 }
 
 impl Place for OneMariaDb {

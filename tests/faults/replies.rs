@@ -61,8 +61,9 @@ fn peak(pid: u32) -> Option<u64> {
         .ok()
 }
 
+/// Lists the locks, and returns what dlock says.
 #[track_caller]
-fn assert_small(url: &str) {
+fn assert_small(url: &str) -> String {
     let mut command = dlock::command();
     command
         .args(["list", "--backend-timeout", "2s"])
@@ -83,6 +84,7 @@ fn assert_small(url: &str) {
         ended.stderr
     );
     assert!((1..MOST).contains(&most), "{url}: {most} KiB");
+    ended.stderr
 }
 
 #[test]
@@ -166,6 +168,42 @@ fn a_long_frame_of_etcd() {
         "etcd://u@127.0.0.1:{}",
         server(&[b"\0\0\0\x04\0\0\0\0\0"], b"\xff\xff\xff\0\0\0\0\0\x01")
     ));
+}
+
+/// The answer to a whole request says that it has two gigabytes.
+#[test]
+fn a_long_message_of_etcd() {
+    const SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";
+    // The status, and the type of the content; then a message that is not compressed.
+    const HEADERS: &[u8] = b"\0\0\x13\x01\x04\0\0\0\x01\x88\x5f\x10application/grpc";
+    const MESSAGE: &[u8] = b"\0\0\x05\0\0\0\0\0\x01\0\x7f\xff\xff\xff";
+    const REST: &[u8] = b"\0\0\x08\0\0\0\0\0\x01abcdefgh";
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serve = |mut client: TcpStream| -> std::io::Result<()> {
+        client.write_all(SETTINGS)?;
+        client.read_exact(&mut [0; 24])?;
+        loop {
+            let mut head = [0; 9];
+            client.read_exact(&mut head)?;
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            client.read_exact(&mut vec![0; usize::try_from(length).unwrap()])?;
+            // The request's data, and its end.
+            if head[3] == 0 && head[4] & 1 == 1 {
+                break;
+            }
+        }
+        client.write_all(&[HEADERS, MESSAGE].concat())?;
+        let many = REST.repeat(4096);
+        (0..16 << 10).try_for_each(|_| client.write_all(&many))
+    };
+    thread::spawn(move || {
+        while let Ok((client, _)) = listener.accept() {
+            thread::spawn(move || drop(serve(client)));
+        }
+    });
+    let stderr = assert_small(&format!("etcd://u@127.0.0.1:{port}"));
+    assert!(stderr.contains("is longer than"), "{stderr}");
 }
 
 /// A service that has other rules than the store.

@@ -78,6 +78,8 @@ struct Shared {
     delay: Mutex<Duration>,
     split: AtomicBool,
     open: Mutex<HashMap<u64, (TcpStream, TcpStream)>>,
+    /// The most connections at a time.
+    most: Mutex<Option<usize>>,
     /// The first connection that is not forgotten.
     known: AtomicU64,
     connections: AtomicU64,
@@ -174,6 +176,11 @@ impl Proxy {
         self.shared.forget();
     }
 
+    /// Closes each new connection beyond `most` at once, as a server does that has no more of them.
+    pub fn limit(&self, most: usize) {
+        *self.shared.most.lock().expect("most") = Some(most);
+    }
+
     /// Delays all data in both directions.
     pub fn delay(&self, by: Duration) {
         *self.shared.delay.lock().expect("delay") = by;
@@ -255,6 +262,10 @@ impl Shared {
 
     fn serve(self: &Arc<Self>, client: TcpStream, target: SocketAddr) {
         let id = self.connections.fetch_add(1, Ordering::SeqCst);
+        let most = *self.most.lock().expect("most");
+        if most.is_some_and(|most| self.open.lock().expect("open").len() >= most) {
+            return;
+        }
         let Ok(server) = TcpStream::connect(target) else {
             return; // dropping `client` closes the connection, as a dead server would
         };

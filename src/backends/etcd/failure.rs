@@ -123,6 +123,12 @@ pub(super) fn of(status: Status) -> Trouble {
         _ if says("request is too large") || says("message larger than max") => Trouble::Refused(
             Error::new(Kind::Data, "the request is larger than the server takes").hint("is the --describe text very long?"),
         ),
+        // By the client's own limit.
+        _ if says("decoded message length too large") => Trouble::Refused(
+            Error::new(Kind::Data, "the server's answer is longer than any that dlock asks for")
+                .effect(Effect::Unknown)
+                .hint("is it an etcd server?"),
+        ),
         _ if says("too many operations") => Trouble::Refused(
             Error::new(Kind::Config, "the server lets a transaction have fewer operations than dlock needs")
                 .hint("start its members with --max-txn-ops=128, which is the default"),

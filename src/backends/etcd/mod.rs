@@ -49,6 +49,7 @@ use async_trait::async_trait;
 pub use self::options::EtcdOptions;
 use self::{
     client::EtcdClient,
+    names::EtcdNames,
     session::{EtcdSession, HoldState, seconds},
 };
 use crate::lock::{
@@ -146,6 +147,18 @@ impl Backend for Etcd {
             has_other_servers: options.endpoints.len() > 1,
             ..Identity::new(&CAPABILITIES, url, &parts)
         }
+    }
+
+    async fn connect(&mut self, request: &Request) -> Result<()> {
+        // A member out of descriptors lets a client connect, and answers nothing.
+        let names = EtcdNames::new(&self.client.options().namespace, &request.key);
+        let asked = self.client.run(vec![ops::get(&names.last())]).await;
+        Ok(asked.map(|_| ())?)
+    }
+
+    fn disconnect(&mut self) {
+        self.client.connection = None;
+        self.client.under_way = false;
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {

@@ -23,6 +23,12 @@ pub(super) fn question(in_cluster: &str) -> String {
         + in_cluster
 }
 
+/// Whether this value of `read_only` keeps users from writing. MariaDB has words for it since 12:
+/// `NO_LOCK` and `NO_LOCK_NO_ADMIN` are kinds of ON.
+pub(super) fn is_read_only(value: &str) -> bool {
+    value != "0" && !value.eq_ignore_ascii_case("OFF")
+}
+
 /// The oldest server versions that support all statements.
 pub(super) const OLDEST: &str = "MariaDB 10.6 or MySQL 8.0 at least";
 
@@ -105,7 +111,7 @@ impl ServerCheck {
                 .outdated()
                 .map(|_| ServerVersion::of(&version).to_string()),
             proxied: comment.contains("ProxySQL"),
-            read_only: fields.int()? != 0,
+            read_only: is_read_only(&fields.text()?),
             durable: fields.int()? == 1,
             binlog_lags: fields.int_or_null()?.is_some_and(|lags| lags != 0),
             since: fields.int()?,
@@ -206,5 +212,20 @@ impl ServerCheck {
             ));
         }
         notices
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn read_only_is_a_number_or_a_word() {
+        for value in ["0", "OFF", "off"] {
+            assert!(!is_read_only(value), "{value}");
+        }
+        for value in ["1", "ON", "NO_LOCK", "NO_LOCK_NO_ADMIN"] {
+            assert!(is_read_only(value), "{value}");
+        }
     }
 }

@@ -262,11 +262,13 @@ impl MysqlLockTable<'_> {
         let grant = self.tables.fill(include_str!("sql/grant.sql"), &values);
         let done = if queued {
             // One transaction is one flush to the disk.
-            let leave =
-                "DELETE FROM :waiters WHERE name = :name AND hold = :root AND ROW_COUNT() > 0;";
             let leave = self.tables.fill(
-                leave,
-                &[("name", Value::Bytes(name)), ("root", Value::Text(&root))],
+                include_str!("sql/leave_granted.sql"),
+                &[
+                    ("name", Value::Bytes(name)),
+                    ("root", Value::Text(&root)),
+                    ("owner", Value::Text(&owner)),
+                ],
             );
             batch.extend(["START TRANSACTION;\n", &grant, &leave, "COMMIT;\n"]);
             first += 1;

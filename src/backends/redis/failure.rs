@@ -3,10 +3,10 @@
 //! The server's text is quoted only if it can't contain the request: the reply to an unknown
 //! command repeats its arguments, passwords included.
 
-use redis::ServerError;
+use redis::{ServerError, Value};
 
 use super::options::{Address, Replicas};
-use crate::lock::{Effect, Error, Kind, Origin};
+use crate::lock::{Effect, Error, Kind, Origin, Result};
 
 /// Returns whether a script that takes a lock may have written before it failed with this error.
 ///
@@ -175,6 +175,18 @@ pub(super) fn too_few_replicas(replicas: Replicas, have: i64) -> Error {
 pub(super) fn of(what: &str, address: &Address, mut error: Error) -> Error {
     error.message = format!("{what} {address}: {}", error.message);
     error
+}
+
+/// Whether the server serves a new connection, by its first reply. What the user may do, the grant
+/// tells.
+pub(in crate::backends) fn let_in(reply: &Value) -> Result<()> {
+    match reply {
+        Value::ServerError(error) => match refused(error) {
+            error if error.is_transient() => Err(error),
+            _ => Ok(()),
+        },
+        _ => Ok(()),
+    }
 }
 
 /// Converts an error reply to `AUTH` or `SELECT`. Its text is not quoted.

@@ -50,8 +50,8 @@ use self::{
     servers::Servers,
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, Entry, History, Identity, Intent, Key, LockState,
-    Mode, Progress, Release, ReleaseInfo, Renewal, Request, Result, Token, Wake, Which,
+    Amendment, Attempt, Backend, Capabilities, Effect, Entry, History, Identity, Intent, Key,
+    LockState, Mode, Progress, Release, ReleaseInfo, Renewal, Request, Result, Token, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -382,6 +382,23 @@ impl Backend for Redis {
             options.redacted_url(),
             &[&options.identity(), options.namespace.as_str()],
         )
+    }
+
+    async fn connect(&mut self, request: &Request) -> Result<()> {
+        let names = self.names(&request.key)?;
+        let mut conn = self.servers.take(&names.lock).await?;
+        let reply = conn
+            .ask(&::redis::cmd("TIME").get_packed_command())
+            .await
+            .map_err(|error| error.effect(Effect::NotApplied))?;
+        failure::let_in(&reply)?;
+        self.servers.put_back(&names.lock, conn);
+        Ok(())
+    }
+
+    fn disconnect(&mut self) {
+        self.waiting = None;
+        self.servers.close();
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {

@@ -219,6 +219,11 @@ impl Servers {
         })
     }
 
+    /// Closes all connections.
+    pub(super) fn close(&mut self) {
+        self.idle.clear();
+    }
+
     fn take_idle(&mut self, node: Option<&Address>) -> Option<ServerConnection> {
         self.idle.retain(|conn| conn.connection.is_open());
         let at = self

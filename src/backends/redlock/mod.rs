@@ -118,7 +118,7 @@ use crate::{
         redis::{failure, names::RedisNames, reply, script::Script},
     },
     lock::{
-        Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key,
+        Amendment, Attempt, Backend, Capabilities, Effect, Error, History, Identity, Intent, Key,
         LockState, Notice, Progress, Release, ReleaseInfo, Renewal, Request, Result, Scope, Token,
         Ttl, Wake, Which,
     },
@@ -239,6 +239,39 @@ impl Backend for Redlock {
         let mut parts = vec!["redlock", self.options.namespace.as_str()];
         parts.extend(nodes.iter().map(String::as_str));
         Identity::new(&CAPABILITIES, self.options.redacted_url(), &parts)
+    }
+
+    async fn connect(&mut self, _: &Request) -> Result<()> {
+        let mut question = ::redis::pipe();
+        question.cmd("TIME");
+        let question = Rc::new(question);
+        let asked = self
+            .nodes
+            .ask(self.options.node_timeout, |_| {
+                Some(Question::Reads(Rc::clone(&question)))
+            })
+            .await;
+        let mut failures = Vec::new();
+        for (n, answer) in asked.into_iter().enumerate() {
+            let let_in = match answer {
+                Some(Ok(Value::Array(replies))) => replies.first().map_or(Ok(()), failure::let_in),
+                Some(answer) => answer.map(|_| ()),
+                None => Ok(()),
+            };
+            if let Err(error) = let_in {
+                failures.push((n, error.effect(Effect::NotApplied)));
+            }
+        }
+        let let_in = self.nodes.len() - failures.len();
+        if let_in >= self.nodes.majority() {
+            Ok(())
+        } else {
+            Err(self.nodes.too_few(let_in, failures))
+        }
+    }
+
+    fn disconnect(&mut self) {
+        self.nodes.close();
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {

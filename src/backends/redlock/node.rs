@@ -72,6 +72,11 @@ impl RedlockNode {
         }
     }
 
+    /// Closes the connection.
+    pub(super) fn close(&mut self) {
+        (self.exchange, self.unheard, self.conn) = (None, 0, Rc::default());
+    }
+
     /// Starts a request; [`RedlockNode::poll`] drives it. The answer to an earlier request is
     /// dropped.
     pub(super) fn ask(&mut self, question: Question) {

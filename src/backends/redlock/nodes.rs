@@ -38,6 +38,13 @@ impl Nodes {
         self.0.get(node).map_or("", |node| &node.name)
     }
 
+    /// Closes all connections. No request may be under way.
+    pub(super) fn close(&mut self) {
+        for node in &mut self.0 {
+            node.close();
+        }
+    }
+
     /// Sends each node its `question`, and collects the answers that come within `bound`.
     ///
     /// The bound is part of the algorithm, not the call's limit, which the core sets: a node that

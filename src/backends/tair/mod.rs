@@ -219,6 +219,15 @@ impl Store for TairStore {
         )
     }
 
+    async fn connect(&mut self) -> Result<()> {
+        let replies = self.look(::redis::pipe().cmd("TIME")).await?;
+        replies.first().map_or(Ok(()), failure::let_in)
+    }
+
+    fn disconnect(&mut self) {
+        self.connection = None;
+    }
+
     fn stored_as(&self, key: &Key) -> Result<String> {
         Ok(self.names(key)?.lock)
     }

@@ -62,14 +62,15 @@ use async_trait::async_trait;
 
 pub use self::options::ZooKeeperOptions;
 use self::{
+    acquire::negotiate,
     failure::Fault,
     hold::ZkHold,
     names::ZkNames,
     session::{Ensemble, LONGEST, Purpose, VISIT, ZkSession},
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, History, Identity, Intent, Key, LockState, Pace,
-    Progress, Release, ReleaseInfo, Renewal, Request, Result, Tether, Token, Wake, Which,
+    Amendment, Attempt, Backend, Capabilities, Entry, History, Identity, Intent, Key, LockState,
+    Pace, Progress, Release, ReleaseInfo, Renewal, Request, Result, Tether, Token, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -177,6 +178,31 @@ impl Backend for ZooKeeper {
         Identity {
             has_other_servers: options.hosts.len() > 1,
             ..Identity::new(&CAPABILITIES, self.options().redacted_url(), &parts)
+        }
+    }
+
+    async fn connect(&mut self, request: &Request) -> Result<()> {
+        CAPABILITIES.check(request)?;
+        self.options().check()?;
+        let at = self
+            .hold_or_new(request, request.entry == Entry::Fresh)
+            .await?;
+        let hold = &mut self.holds[at];
+        if hold.session.is_none() {
+            hold.session = Some(negotiate(&self.ensemble, request).await?);
+        }
+        Ok(())
+    }
+
+    fn disconnect(&mut self) {
+        self.visiting = None;
+        for hold in self
+            .holds
+            .extract_if(.., |hold| hold.place.is_none() && !hold.maybe_placed)
+        {
+            if let Some(session) = hold.session {
+                session.close();
+            }
         }
     }
 

@@ -5,6 +5,9 @@
 //! dlock's first TERM stands, whatever came later. What it did after that TERM is not known to be
 //! its work: many commands end with 0 when they are told to stop.
 
+#[cfg(test)]
+mod model;
+
 use crate::{
     exit,
     lock::{End, RunState},

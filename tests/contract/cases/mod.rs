@@ -10,6 +10,7 @@ mod etcd_access;
 mod etcd_queue;
 mod expiry;
 mod fence;
+mod few_connections;
 mod foreign;
 mod grants;
 mod handover;
@@ -101,6 +102,7 @@ pub fn all() -> Vec<Case> {
         sql_queue::all(),
         sql_sessions::all(),
         sql_connections::all(),
+        few_connections::all(),
         sql_servers::all(),
         zookeeper_queue::all(),
         zookeeper_access::all(),

@@ -22,6 +22,7 @@ pub fn all() -> Vec<Case> {
     let mut all = cases![|kind| kind.is_mysql_lease() =>
         a_row_locked_by_another_mysql_session_is_retried,
         a_release_is_recorded_though_its_client_is_gone,
+        a_granted_waiter_leaves_the_queue_though_its_client_is_gone,
         a_sessions_time_zone_does_not_matter,
         an_uncontended_acquire_is_two_round_trips,
         a_stale_advisory_lock_only_slows_a_waiter,
@@ -94,6 +95,35 @@ async fn a_release_is_recorded_though_its_client_is_gone(lab: &Lab) {
         "{past:?}"
     );
     b.free(&next).await;
+}
+
+/// Otherwise the rules would take a hold that is gone for a waiter.
+async fn a_granted_waiter_leaves_the_queue_though_its_client_is_gone(lab: &Lab) {
+    let (job, proxy) = (key("job"), Proxy::to(lab.mariadb().server().port));
+    let (mut a, mut b) = (lab.client().await, lab.mariadb().through_proxy(&proxy));
+    let held = a.hold(&job).await;
+    let wanted = waiting(&job, LONG);
+    b.refused(&wanted).await;
+    a.free(&held).await;
+    let blocker = lab
+        .mariadb()
+        .keep("START TRANSACTION; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
+    let reset = async {
+        lab.pass(Duration::from_millis(200)).await;
+        proxy.reset();
+    };
+    let (lost, ()) = tokio::join!(b.0.try_acquire(&wanted), reset);
+    assert!(lost.is_err(), "{lost:?}");
+    drop(blocker);
+    let until = Instant::now() + soon();
+    let mut state = a.inspect(&job).await;
+    while state.holders.is_empty() && Instant::now() < until {
+        lab.pass(Duration::from_millis(20)).await;
+        state = a.inspect(&job).await;
+    }
+    assert_eq!(state.holders.len(), 1, "{state:?}");
+    let left = lab.mariadb().sql("SELECT COUNT(*) FROM dlock_waiters");
+    assert_eq!(left[0][0], "0");
 }
 
 async fn a_sessions_time_zone_does_not_matter(lab: &Lab) {

@@ -1,32 +1,27 @@
-//! Connections to a SQL server that are lost without a word, and servers that have few of them.
+//! Connections to a SQL server that are lost without a word.
 
 use std::{future::pending, time::Duration};
 
 use dlock::{
-    lease::{self, BootClock, Claim, GroupOutcome, Limits, Outcome, Released, WaitPolicy},
-    lock::{Attempt, Request, Scope},
+    lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
+    lock::{Attempt, Scope},
 };
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, key, request, stretched, waiting},
+    lab::{Client, LONG, Lab, key, request, waiting},
     support::proxy::{Fault, Proxy},
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| kind.held_by_session() && kind.is_sql() =>
+    cases![|kind| kind.held_by_session() && kind.is_sql() =>
         a_waiter_is_not_locked_out_by_its_own_lost_sessions,
         a_waiter_that_gives_up_leaves_no_lost_session_with_the_lock,
         a_lost_session_with_a_running_command_is_not_ended,
         a_release_over_a_lost_session_frees_the_lock,
-    ];
-    all.extend(cases![|kind| kind.is_sql() =>
-        all_contenders_get_the_lock_over_few_connections,
-        all_contenders_get_two_locks_over_few_connections,
-    ]);
-    all
+    ]
 }
 
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
@@ -197,73 +192,4 @@ async fn a_release_over_a_lost_session_frees_the_lock(lab: &Lab) {
             .collect();
         assert_eq!(ends, ["released"], "{arrives}: {history:?}");
     }
-}
-
-/// The most connections of the user.
-const FEW: usize = 8;
-const CONTENDERS: usize = 10;
-/// Less than a fraction of what a contender waits.
-const IDLE: Duration = Duration::from_secs(5);
-
-/// Creates a user that may have few connections.
-fn limited(lab: &Lab) -> String {
-    if lab.kind.is_postgres() {
-        let user = format!("few_{}", lab.postgres().database);
-        lab.sql(&format!("CREATE ROLE {user} LOGIN CONNECTION LIMIT {FEW}"));
-        lab.sql(&format!(
-            "GRANT ALL ON ALL TABLES IN SCHEMA public TO {user}"
-        ));
-        return user;
-    }
-    let database = &lab.mariadb().database;
-    let user = format!("few_{database}");
-    lab.sql(&format!("CREATE USER '{user}'@'%' WITH MAX_USER_CONNECTIONS {FEW}; GRANT ALL ON {database}.* TO '{user}'@'%'"));
-    user
-}
-
-/// Each contender is a client of its own for each of its locks, and waits for as long as all of
-/// them may take.
-async fn all_contenders_get(lab: &Lab, keys: &[&str]) {
-    let user = limited(lab);
-    let freed = std::cell::Cell::new(None::<Instant>);
-    let contend = async |_| {
-        let claim = |name: &&str| Claim {
-            backend: lab
-                .client_with("dlock", |options| options.user = Some(user.clone()))
-                .0,
-            request: Request {
-                waiting: true,
-                ..request(&key(name), LONG)
-            },
-        };
-        let mut claims: Vec<Claim> = keys.iter().map(claim).collect();
-        let wait_policy = WaitPolicy::For(LONG);
-        let taken = lease::acquire_all(
-            &mut claims,
-            &BootClock,
-            wait_policy,
-            Limits::DEFAULT,
-            pending::<()>(),
-            |_, _| {},
-        )
-        .await;
-        let Ok(GroupOutcome::Granted(leases)) = taken else {
-            panic!("{taken:?}")
-        };
-        let idle = freed.take().map_or(Duration::ZERO, |freed| freed.elapsed());
-        lab.pass(Duration::from_millis(30)).await;
-        lease::undo_all(&mut claims, &leases, &BootClock, Limits::DEFAULT, false).await;
-        freed.set(Some(Instant::now()));
-        idle
-    };
-    let idle = join_all((0..CONTENDERS).map(contend)).await;
-    assert!(idle.iter().max() < Some(&stretched(IDLE)), "{idle:?}");
-}
-
-async fn all_contenders_get_the_lock_over_few_connections(lab: &Lab) {
-    all_contenders_get(lab, &["job"]).await;
-}
-
-async fn all_contenders_get_two_locks_over_few_connections(lab: &Lab) {
-    all_contenders_get(lab, &["job", "second"]).await;
 }

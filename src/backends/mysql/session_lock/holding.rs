@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::{
-    super::{connection::Answers, failure, history, starts, statement::Value},
+    super::{
+        checks::is_read_only, connection::Answers, failure, history, starts, statement::Value,
+    },
     MysqlLock, ReadMark, first_row, read_mark,
 };
 use crate::{
@@ -50,7 +52,7 @@ impl MysqlLock {
                 let (now, has) = (fields.int()?, fields.int_or_null()? == Some(1));
                 // Another server may serve the others by now, and its locks do not exclude this
                 // one.
-                if has && fields.flag()? {
+                if has && is_read_only(&fields.text()?) {
                     return Err(failure::read_only());
                 }
                 Ok(has.then(|| (now, read_mark(&answers, at + 1, intent))))
