@@ -6,6 +6,8 @@
 //! be set back), nor a hold outside of the document (another library may take a lock that it takes
 //! for free), nor the outbox (a store may read it later than the holders).
 
+use std::collections::BTreeSet;
+
 use super::{super::Mode, Document, Fence};
 
 impl Document {
@@ -31,15 +33,18 @@ impl Document {
 
     /// Returns the first broken rule on holders.
     fn broken_rule(&self, now: u64, last: Option<Fence>) -> Option<String> {
+        let (mut owners, mut fences, mut permits) =
+            (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let first = self.holders.first()?;
         for (at, holder) in self.holders.iter().enumerate() {
-            let (fence, before) = (holder.fence, &self.holders[..at]);
+            let fence = holder.fence;
             let is_above = last.is_some_and(|last| fence > last.0);
             let root = holder.holds.get(&holder.root);
             let broken = if holder.holds.is_empty() {
                 "has no hold".into()
-            } else if before.iter().any(|other| other.owner == holder.owner) {
+            } else if !owners.insert(&holder.owner) {
                 "has the owner of another holder".into()
-            } else if before.iter().any(|other| other.fence == fence) {
+            } else if !fences.insert(fence) {
                 "has the fence of another holder".into()
             } else if is_above {
                 format!("has a fence above the last one, {}", last?.0)
@@ -52,20 +57,18 @@ impl Document {
                     (Mode::Permits(most), Some(permit)) => {
                         if permit >= most {
                             format!("has permit {permit} of {most}")
-                        } else if before.iter().any(|other| other.permit == Some(permit)) {
+                        } else if !permits.insert(permit) {
                             format!("has permit {permit}, which another holder has")
                         } else if usize::try_from(most).is_ok_and(|most| at >= most) {
                             // Holders are in the order of their grants.
                             format!("was granted one of {most} permits while {at} were held")
-                        } else if before.iter().any(|other| other.permit.is_none()) {
+                        } else if first.permit.is_none() {
                             "has a permit next to a holder without one".into()
                         } else {
                             continue;
                         }
                     }
-                    (Mode::Shared, None)
-                        if before.iter().any(|other| other.mode != Mode::Shared) =>
-                    {
+                    (Mode::Shared, None) if first.mode != Mode::Shared => {
                         "reads next to a holder that does not".into()
                     }
                     (Mode::Exclusive | Mode::Shared, None) => continue,
@@ -80,20 +83,29 @@ impl Document {
 
     /// Returns the first broken rule on waiters.
     fn broken_queue_rule(&self) -> Option<String> {
-        let queue = self.queue.all();
-        queue.iter().enumerate().find_map(|(at, waiter)| {
-            let broken = if queue[..at].iter().any(|other| other.hold == waiter.hold) {
-                "is in the queue twice"
-            } else if self.has_hold(&waiter.hold) {
-                "is a holder"
-            } else if waiter.offered.is_some() && self.room(waiter.mode, None) == 0 {
-                // A grant ends all offers, and until then there is only more room.
-                "has an offer of a lock without room"
-            } else {
-                return None;
-            };
-            Some(format!("the waiter {} from the front {broken}", at + 1))
-        })
+        let held: BTreeSet<_> = self
+            .holders
+            .iter()
+            .flat_map(|one| one.holds.keys())
+            .collect();
+        let mut queued = BTreeSet::new();
+        self.queue
+            .all()
+            .iter()
+            .enumerate()
+            .find_map(|(at, waiter)| {
+                let broken = if !queued.insert(&waiter.hold) {
+                    "is in the queue twice"
+                } else if held.contains(&waiter.hold) {
+                    "is a holder"
+                } else if waiter.offered.is_some() && self.room(waiter.mode, None) == 0 {
+                    // A grant ends all offers, and until then there is only more room.
+                    "has an offer of a lock without room"
+                } else {
+                    return None;
+                };
+                Some(format!("the waiter {} from the front {broken}", at + 1))
+            })
     }
 
     /// Returns the first broken rule on earlier runs and warnings.
