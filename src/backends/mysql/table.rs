@@ -250,6 +250,7 @@ impl MysqlLockTable<'_> {
         let values = [
             ("name", Value::Bytes(name)),
             ("owner", Value::Text(&owner)),
+            ("root", Value::Text(&root)),
             ("ttl", Value::Int(sql::ms(request.ttl))),
             ("document", Value::text_or_null(document.as_deref())),
             ("start_set", Value::Sql(&starts.set)),
@@ -262,14 +263,9 @@ impl MysqlLockTable<'_> {
         let grant = self.tables.fill(include_str!("sql/grant.sql"), &values);
         let done = if queued {
             // One transaction is one flush to the disk.
-            let leave = self.tables.fill(
-                include_str!("sql/leave_granted.sql"),
-                &[
-                    ("name", Value::Bytes(name)),
-                    ("root", Value::Text(&root)),
-                    ("owner", Value::Text(&owner)),
-                ],
-            );
+            let leave = self
+                .tables
+                .fill(include_str!("sql/leave_granted.sql"), &values);
             batch.extend(["START TRANSACTION;\n", &grant, &leave, "COMMIT;\n"]);
             first += 1;
             first + 2

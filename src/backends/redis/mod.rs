@@ -48,20 +48,11 @@ use self::{
     names::RedisNames,
     script::Script,
     servers::Servers,
+    store::CAPABILITIES,
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, Effect, Entry, History, Identity, Intent, Key,
-    LockState, Mode, Progress, Release, ReleaseInfo, Renewal, Request, Result, Token, Wake, Which,
-};
-
-pub(super) const CAPABILITIES: Capabilities = Capabilities {
-    shared: true,
-    permits: true,
-    fair: true,
-    history: true,
-    run_policy: true,
-    breakable: true,
-    ..Capabilities::usual("redis")
+    Amendment, Attempt, Backend, Entry, History, Identity, Intent, Key, LockState, Mode, Progress,
+    Release, ReleaseInfo, Renewal, Request, Result, Token, Wake, Which,
 };
 
 /// The most redirections that one request follows. One is usual, two while a slot is being moved.
@@ -377,23 +368,13 @@ impl Redis {
 impl Backend for Redis {
     fn identity(&self) -> Identity {
         let options = self.options();
-        Identity::new(
-            &CAPABILITIES,
-            options.redacted_url(),
-            &[&options.identity(), options.namespace.as_str()],
-        )
+        let (url, place) = (options.redacted_url(), options.identity());
+        Identity::new(&CAPABILITIES, url, &[&place, options.namespace.as_str()])
     }
 
     async fn connect(&mut self, request: &Request) -> Result<()> {
         let names = self.names(&request.key)?;
-        let mut conn = self.servers.take(&names.lock).await?;
-        let reply = conn
-            .ask(&::redis::cmd("TIME").get_packed_command())
-            .await
-            .map_err(|error| error.effect(Effect::NotApplied))?;
-        failure::let_in(&reply)?;
-        self.servers.put_back(&names.lock, conn);
-        Ok(())
+        self.servers.let_in(&names.lock).await
     }
 
     fn disconnect(&mut self) {

@@ -14,7 +14,7 @@ use super::{
     options::{Address, RedisOptions, RedisServer},
     sentinel::Sentinels,
 };
-use crate::lock::{Error, Key, Result};
+use crate::lock::{Effect, Error, Key, Result};
 
 /// The known state of a deployment's servers.
 pub(super) struct Servers {
@@ -89,6 +89,15 @@ impl Servers {
             },
         };
         self.to(Some(node)).await
+    }
+
+    /// Has a connection to the server of the lock, and asks it for the time, a right of every user.
+    pub(super) async fn let_in(&mut self, name: &str) -> Result<()> {
+        let mut conn = self.take(name).await?;
+        let asked = conn.ask(&redis::cmd("TIME").get_packed_command()).await;
+        failure::let_in(&asked.map_err(|error| error.effect(Effect::NotApplied))?)?;
+        self.put_back(name, conn);
+        Ok(())
     }
 
     /// Like [`Servers::take`], for calls that are not urgent: also learns the cluster's other

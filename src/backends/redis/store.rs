@@ -3,15 +3,25 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Address as Server, CAPABILITIES, Redis, RedisOptions, RedisServer, Replicas, Sentinel, examine,
-    sharing, state,
+    Address as Server, Redis, RedisOptions, RedisServer, Replicas, Sentinel, examine, sharing,
+    state,
 };
 use crate::{
     backends::{
         kit::{Address, Configured, Of, PASSWORD, Parameter, Place, Scheme, StoreInfo, TLS},
         net::transport,
     },
-    lock::{Backend, Check, Key, Result, Sharing},
+    lock::{Backend, Capabilities, Check, Key, Result, Sharing},
+};
+
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
+    shared: true,
+    permits: true,
+    fair: true,
+    history: true,
+    run_policy: true,
+    breakable: true,
+    ..Capabilities::usual("redis")
 };
 
 /// The ports of servers and sentinels without one in the URL.
