@@ -81,6 +81,8 @@ pub(super) struct Keys {
     pub nested: Vec<KeyValue>,
     /// The keys below the last fence.
     pub below_fence: Vec<KeyValue>,
+    /// Whether all of them are of one moment. In the queue monitor's, a record may be newer.
+    pub at_once: bool,
 }
 
 /// A lock at one revision.
@@ -164,12 +166,8 @@ impl NestedKey {
 impl LockAtRevision {
     pub(super) fn new(names: &EtcdNames, revision: i64, keys: Keys) -> Result<Self> {
         let rest = |kv: &KeyValue, folder: &str| {
-            Some(
-                str::from_utf8(&kv.key)
-                    .ok()?
-                    .strip_prefix(folder)?
-                    .to_owned(),
-            )
+            let name = str::from_utf8(&kv.key).ok()?;
+            Some(name.strip_prefix(folder)?.to_owned())
         };
         let stored = |kv: KeyValue| Some((rest(&kv, &names.open())?, StoredRecord::read(kv)?));
         let records: BTreeMap<_, _> = keys.open.into_iter().filter_map(stored).collect();
@@ -201,17 +199,16 @@ impl LockAtRevision {
             .map(|permit| (permit.lease, permit.number))
             .collect();
         let judged = |(mode, one): &(Mode, ContenderKey)| {
-            as_contender(
-                *mode,
-                records.get(one.id()),
-                with_permit.get(&one.lease).copied(),
-            )
+            let number = with_permit.get(&one.lease).copied();
+            as_contender(*mode, records.get(one.id()), number)
         };
         let queue = Contenders::new(
             found.iter().map(judged).collect(),
             numbers.iter().map(|permit| permit.number).collect(),
         );
-        queue.check(&names.folder);
+        if keys.at_once {
+            queue.check(&names.folder);
+        }
         let mut contenders: Vec<_> = found.into_iter().map(|(_, one)| one).collect();
         for kv in keys.with_values {
             if let Some(one) = contenders
@@ -395,6 +392,7 @@ impl TxnAnswers {
             open: self.keys()?,
             nested: self.keys()?,
             below_fence: self.keys()?,
+            at_once: true,
         };
         LockAtRevision::new(names, self.revision, keys)
     }
@@ -413,6 +411,7 @@ impl TxnAnswers {
             open,
             nested: self.keys()?,
             below_fence: self.keys()?,
+            at_once: true,
         };
         Ok(LockAtRevision {
             is_ahead: true,
