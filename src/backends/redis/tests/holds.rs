@@ -2,48 +2,10 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use super::server::{TestServer, busy, granted, key, nested, pause, request, ttl};
+use super::server::{TestServer, busy, granted, nested, pause, request, ttl};
 use crate::lock::{
-    Attempt, Backend as _, Effect, Entry, Grant, Kind, Mode, Namespace, Release, Renewal, Request,
-    Scope, Token,
+    Attempt, Backend as _, Effect, Kind, Mode, Namespace, Release, Renewal, Request, Scope,
 };
-
-#[tokio::test]
-async fn one_client_holds_and_fences_rise() {
-    let server = TestServer::start();
-    let (mut a, mut b) = (server.backend(), server.backend());
-    let (first, second) = (request("job"), request("job"));
-    let grant = granted(&mut a, &first).await;
-    assert_eq!((grant.ttl, grant.holds), (first.ttl, 1));
-    let refused = busy(&mut b, &second).await;
-    assert_eq!(refused.holders.len(), 1);
-    assert_eq!(refused.holders[0].fence, Some(grant.fence));
-    assert!(
-        refused.notifies
-            && refused.expires_in.unwrap() <= Duration::from_secs(10)
-            && refused.position.is_none()
-    );
-    assert_eq!(
-        a.release(&first.key, &first.token, &Scope::Hold.into())
-            .await
-            .unwrap(),
-        Release::Released
-    );
-    assert!(granted(&mut b, &second).await.fence > grant.fence);
-    assert_eq!(
-        a.release(&first.key, &first.token, &Scope::Hold.into())
-            .await
-            .unwrap(),
-        Release::NotHeld
-    );
-    assert_eq!(
-        a.renew(&first.key, &first.token, None.into())
-            .await
-            .unwrap(),
-        Renewal::NotHeld
-    );
-    busy(&mut a, &request("job")).await;
-}
 
 #[tokio::test]
 async fn the_layout_is_redissons_write_lock_and_every_name_expires_but_the_fence() {
@@ -73,28 +35,6 @@ async fn the_layout_is_redissons_write_lock_and_every_name_expires_but_the_fence
         server.names(),
         ["dlock:{dlock:job}:runs", "redisson_lock_token:{dlock:job}"],
         "the fence and the history stay"
-    );
-}
-
-#[tokio::test]
-async fn a_repeated_request_counts_once() {
-    let server = TestServer::start();
-    let (mut a, mut b) = (server.backend(), server.backend());
-    let asked = request("job");
-    let first = granted(&mut a, &asked).await;
-    server.raw(&["PEXPIRE", "dlock:job", "500"]);
-    let again = granted(&mut b, &asked).await;
-    assert_eq!((again.fence, again.holds), (first.fence, 1));
-    assert!(
-        server.number(&["PTTL", "dlock:job"]) > 9_000,
-        "the expiry is renewed"
-    );
-    assert!(server.number(&["PTTL", "dlock:{dlock:job}:record"]) > 9_000);
-    assert_eq!(
-        b.release(&asked.key, &asked.token, &Scope::Hold.into())
-            .await
-            .unwrap(),
-        Release::Released
     );
 }
 
@@ -143,53 +83,6 @@ async fn an_expired_hold_has_no_owner() {
     ));
 }
 
-#[tokio::test]
-async fn renewing_extends_and_never_shortens() {
-    let server = TestServer::start();
-    let mut a = server.backend();
-    let asked = Request {
-        ttl: ttl(5_000),
-        ..request("job")
-    };
-    let Grant { fence, .. } = granted(&mut a, &asked).await;
-    pause(1_000).await;
-    let renewed = a
-        .renew(&asked.key, &asked.token, None.into())
-        .await
-        .unwrap();
-    assert_eq!(
-        renewed,
-        Renewal::Renewed {
-            ttl: ttl(5_000),
-            fence
-        }
-    );
-    // Without a renewal it has at most 4 s left; a busy machine may check late.
-    assert!(server.number(&["PTTL", "dlock:job"]) > 4_000);
-    assert_eq!(
-        a.renew(&asked.key, &asked.token, Some(ttl(60_000)).into())
-            .await
-            .unwrap(),
-        Renewal::Renewed {
-            ttl: ttl(60_000),
-            fence
-        }
-    );
-    match a
-        .renew(&asked.key, &asked.token, Some(ttl(2_000)).into())
-        .await
-        .unwrap()
-    {
-        Renewal::Kept {
-            expires_in: Some(expires_in),
-        } => assert!(expires_in > Duration::from_secs(59)),
-        other => panic!("{other:?}"),
-    }
-    for name in ["dlock:job", "dlock:{dlock:job}:record"] {
-        assert!(server.number(&["PTTL", name]) > 59_000, "{name}");
-    }
-}
-
 /// Each computation of the remaining time may be a millisecond off: many renewals must not add that
 /// up.
 #[tokio::test]
@@ -217,181 +110,6 @@ async fn renewals_never_cut_a_longer_nested_hold() {
         end() >= granted_until,
         "cut by {} ms",
         granted_until - end()
-    );
-}
-
-#[tokio::test]
-async fn entering_counts_holds_and_keeps_the_fence() {
-    let server = TestServer::start();
-    let (mut a, mut b) = (server.backend(), server.backend());
-    let outer = request("job");
-    let inner = Request {
-        ttl: ttl(2_000),
-        ..nested(&outer)
-    };
-    assert!(
-        matches!(b.try_acquire(&inner).await.unwrap(), Attempt::NotHeld),
-        "there is no hold to enter yet"
-    );
-    let first = granted(&mut a, &outer).await;
-    for _ in 0..2 {
-        let entered = granted(&mut b, &inner).await;
-        assert_eq!(
-            (entered.fence, entered.holds),
-            (first.fence, 2),
-            "repeated requests count once"
-        );
-    }
-    assert!(
-        server.number(&["PTTL", "dlock:job"]) > 9_000,
-        "entering with a shorter TTL shortens nothing"
-    );
-    assert_eq!(
-        b.renew(&inner.key, &inner.token, None.into())
-            .await
-            .unwrap(),
-        Renewal::Renewed {
-            ttl: ttl(2_000),
-            fence: first.fence
-        }
-    );
-    assert!(server.number(&["PTTL", "dlock:job"]) > 9_000);
-    assert_eq!(
-        b.release(&inner.key, &inner.token, &Scope::Tree.into())
-            .await
-            .unwrap(),
-        Release::StillHeld(1)
-    );
-    assert_eq!(
-        b.release(&inner.key, &inner.token, &Scope::Tree.into())
-            .await
-            .unwrap(),
-        Release::NotHeld
-    );
-    assert_eq!(
-        a.release(&outer.key, &outer.token, &Scope::Tree.into())
-            .await
-            .unwrap(),
-        Release::Released
-    );
-    assert!(
-        matches!(b.try_acquire(&inner).await.unwrap(), Attempt::NotHeld),
-        "there is no hold to enter any more"
-    );
-    assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0);
-}
-
-#[tokio::test]
-async fn an_outer_release_ends_or_keeps_the_nested_holds() {
-    let server = TestServer::start();
-    let mut a = server.backend();
-    let outer = request("job");
-    let inner = Request {
-        ttl: ttl(2_000),
-        ..nested(&outer)
-    };
-    granted(&mut a, &outer).await;
-    granted(&mut a, &inner).await;
-    assert_eq!(
-        a.release(&outer.key, &outer.token, &Scope::Hold.into())
-            .await
-            .unwrap(),
-        Release::StillHeld(1)
-    );
-    assert!(
-        server.number(&["PTTL", "dlock:job"]) <= 2_001,
-        "the lock now ends with the inner hold"
-    );
-    assert_eq!(
-        a.renew(&outer.key, &outer.token, None.into())
-            .await
-            .unwrap(),
-        Renewal::NotHeld
-    );
-    assert_eq!(
-        a.release(&inner.key, &inner.token, &Scope::Hold.into())
-            .await
-            .unwrap(),
-        Release::Released
-    );
-
-    granted(&mut a, &outer).await;
-    granted(&mut a, &inner).await;
-    assert_eq!(
-        a.release(&outer.key, &outer.token, &Scope::Tree.into())
-            .await
-            .unwrap(),
-        Release::Released
-    );
-    assert_eq!(
-        a.renew(&inner.key, &inner.token, None.into())
-            .await
-            .unwrap(),
-        Renewal::NotHeld
-    );
-}
-
-#[tokio::test]
-async fn an_inner_tree_release_keeps_the_outer_hold() {
-    // A nested run without remaining processes releases its tree, while the outer command runs on
-    // under the lock.
-    let server = TestServer::start();
-    let mut a = server.backend();
-    let outer = request("job");
-    let inner = nested(&outer);
-    granted(&mut a, &outer).await;
-    granted(&mut a, &inner).await;
-    assert_eq!(
-        a.release(&inner.key, &inner.token, &Scope::Tree.into())
-            .await
-            .unwrap(),
-        Release::StillHeld(1)
-    );
-    busy(&mut server.backend(), &request("job")).await;
-    assert!(matches!(
-        a.renew(&outer.key, &outer.token, None.into())
-            .await
-            .unwrap(),
-        Renewal::Renewed { .. }
-    ));
-}
-
-#[tokio::test]
-async fn a_killed_inner_hold_expires() {
-    let server = TestServer::start();
-    let mut a = server.backend();
-    let outer = request("job");
-    let killed = Request {
-        ttl: ttl(1_000),
-        ..nested(&outer)
-    };
-    granted(&mut a, &outer).await;
-    granted(&mut a, &killed).await;
-    pause(1_020).await;
-    assert_eq!(
-        a.renew(&killed.key, &killed.token, None.into())
-            .await
-            .unwrap(),
-        Renewal::NotHeld
-    );
-    assert_eq!(
-        a.release(&killed.key, &killed.token, &Scope::Hold.into())
-            .await
-            .unwrap(),
-        Release::NotHeld
-    );
-    assert_eq!(
-        granted(&mut a, &nested(&outer)).await.holds,
-        2,
-        "the killed hold isn't counted"
-    );
-    assert_eq!(
-        server.number(&[
-            "HEXISTS",
-            "dlock:{dlock:job}:record",
-            &format!("hold:{}", killed.token.hold_text())
-        ]),
-        0
     );
 }
 
@@ -505,37 +223,6 @@ async fn unsupported_requests_are_refused_without_a_query() {
             Kind::Unsupported
         );
     }
-}
-
-#[tokio::test]
-async fn an_unknown_token_holds_nothing() {
-    let server = TestServer::start();
-    let mut a = server.backend();
-    let held = request("job");
-    granted(&mut a, &held).await;
-    let same_owner = Token {
-        hold: 1,
-        ..held.token
-    };
-    for stranger in [Token::random(), same_owner] {
-        assert_eq!(
-            a.renew(&key("job"), &stranger, Some(ttl(1_000)).into())
-                .await
-                .unwrap(),
-            Renewal::NotHeld
-        );
-        assert_eq!(
-            a.release(&key("job"), &stranger, &Scope::Tree.into())
-                .await
-                .unwrap(),
-            Release::NotHeld
-        );
-    }
-    assert!(matches!(
-        a.renew(&held.key, &held.token, None.into()).await.unwrap(),
-        Renewal::Renewed { .. }
-    ));
-    assert_eq!(request("x").entry, Entry::Fresh);
 }
 
 /// Like Redis 6.0, which could grant a lock but answer no other client while it is held.

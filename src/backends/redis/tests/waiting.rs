@@ -22,45 +22,6 @@ async fn release(backend: &mut Redis, request: &Request) {
 }
 
 #[tokio::test]
-async fn a_release_wakes_a_blocked_waiter() {
-    let server = TestServer::start();
-    let (mut holder, mut waiter) = (server.backend(), server.backend());
-    let (held, asked) = (request("job"), waiting("job"));
-    granted(&mut holder, &held).await;
-    assert_eq!(busy(&mut waiter, &asked).await.position, Some(1));
-    let before = BootClock::read();
-    let (woken, ()) = tokio::join!(waiter.wait(&asked, LONG), async {
-        pause(50).await;
-        release(&mut holder, &held).await;
-    });
-    assert_eq!(woken.unwrap(), Wake::Changed);
-    assert!(BootClock::read().since(before) < Duration::from_secs(1));
-    granted(&mut waiter, &asked).await;
-    assert_eq!(
-        server.number(&[
-            "EXISTS",
-            "dlock:{dlock:job}:queue",
-            "dlock:{dlock:job}:waiters",
-            "dlock:{dlock:job}:wake"
-        ]),
-        0
-    );
-}
-
-#[tokio::test]
-async fn a_release_before_the_waiter_blocks_is_not_lost() {
-    let server = TestServer::start();
-    let (mut holder, mut waiter) = (server.backend(), server.backend());
-    let (held, asked) = (request("job"), waiting("job"));
-    granted(&mut holder, &held).await;
-    busy(&mut waiter, &asked).await;
-    release(&mut holder, &held).await;
-    let before = BootClock::read();
-    assert_eq!(waiter.wait(&asked, LONG).await.unwrap(), Wake::Changed);
-    assert!(BootClock::read().since(before) < Duration::from_secs(1));
-}
-
-#[tokio::test]
 async fn a_wait_ends_on_time_and_a_new_connection_asks_before_it_blocks() {
     let server = TestServer::start();
     let (mut holder, mut waiter) = (server.backend(), server.backend());
@@ -100,39 +61,6 @@ async fn a_wait_ends_on_time_and_a_new_connection_asks_before_it_blocks() {
             .unwrap(),
         Wake::TimedOut
     );
-}
-
-#[tokio::test]
-async fn a_woken_waiter_that_leaves_wakes_the_next() {
-    let server = TestServer::start();
-    let (mut holder, mut first, mut second) =
-        (server.backend(), server.backend(), server.backend());
-    let (held, leaves, stays) = (request("job"), waiting("job"), waiting("job"));
-    granted(&mut holder, &held).await;
-    busy(&mut first, &leaves).await;
-    busy(&mut second, &stays).await;
-    let before = BootClock::read();
-    let ((), woken, passed_on) = tokio::join!(
-        async {
-            pause(60).await;
-            release(&mut holder, &held).await;
-        },
-        async {
-            let woken = first.wait(&leaves, LONG).await.unwrap();
-            // This waiter blocked first, is the only one woken, and gives up instead of acquiring
-            // the lock.
-            first.leave_queue(&leaves).await.unwrap();
-            woken
-        },
-        async {
-            pause(30).await;
-            second.wait(&stays, LONG).await.unwrap()
-        }
-    );
-    assert_eq!((woken, passed_on), (Wake::Changed, Wake::Changed));
-    assert!(BootClock::read().since(before) < Duration::from_secs(1));
-    granted(&mut second, &stays).await;
-    second.leave_queue(&stays).await.unwrap();
 }
 
 #[tokio::test]
@@ -208,36 +136,6 @@ async fn the_queue_reports_positions_and_drops_dead_waiters() {
             "{name}"
         );
     }
-}
-
-#[tokio::test]
-async fn releases_without_waiters_accumulate_nothing() {
-    let server = TestServer::start();
-    let mut a = server.backend();
-    for _ in 0..200 {
-        let asked = request("job");
-        granted(&mut a, &asked).await;
-        release(&mut a, &asked).await;
-    }
-    assert_eq!(
-        server.number(&["DBSIZE"]),
-        2,
-        "only the fence and the history"
-    );
-    assert_eq!(server.number(&["LLEN", "dlock:{dlock:job}:runs"]), 100);
-    // For a queued waiter that doesn't pop, at most one wake-up is stored, and it expires.
-    let (mut waiter, asked) = (server.backend(), waiting("job"));
-    let held = request("job");
-    granted(&mut a, &held).await;
-    busy(&mut waiter, &asked).await;
-    release(&mut a, &held).await;
-    for _ in 0..20 {
-        let asked = request("job");
-        granted(&mut a, &asked).await;
-        release(&mut a, &asked).await;
-    }
-    assert_eq!(server.number(&["LLEN", "dlock:{dlock:job}:wake"]), 1);
-    assert!(server.number(&["PTTL", "dlock:{dlock:job}:wake"]) >= 10_000);
 }
 
 /// Acquires as the lease core does, with waits, and releases at once.

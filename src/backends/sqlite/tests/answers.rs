@@ -149,36 +149,6 @@ async fn a_stale_token_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_detached_hold_lasts_until_its_lease_ends_and_no_longer() {
-    let (_keep, path) = place();
-    let held = Request {
-        ttl: ttl(1),
-        ..detached("job")
-    };
-    let first = granted(&mut backend(&path), &held).await;
-    let mut other = backend(&path);
-    let found = busy(&mut other, &request("job")).await;
-    assert!(found.holders[0].detached);
-    assert!(found.expires_in.unwrap() <= Duration::from_secs(1));
-    let mut remote = backend(&path);
-    assert!(
-        matches!(remote.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::Renewed { fence, .. } if fence == first.fence)
-    );
-
-    tokio::time::sleep(Duration::from_millis(1300)).await;
-    assert_eq!(
-        remote
-            .renew(&held.key, &held.token, None.into())
-            .await
-            .unwrap(),
-        Renewal::NotHeld
-    );
-    assert_eq!(release(&mut remote, &held).await, Release::NotHeld);
-    assert!(remote.inspect(&held.key).await.unwrap().holders.is_empty());
-    assert!(granted(&mut other, &request("job")).await.fence > first.fence);
-}
-
-#[tokio::test]
 async fn a_renewal_never_ends_a_hold_sooner() {
     let (_keep, path) = place();
     let mut a = backend(&path);
@@ -266,25 +236,6 @@ async fn odd_keys_and_namespaces_are_distinct() {
     assert_eq!(listed("_").await, ["_"]);
     assert_eq!(listed("job").await, ["job", "job "]);
     assert_eq!(listed("J").await, ["JOB"]);
-}
-
-#[tokio::test]
-async fn fences_rise_also_over_lost_data() {
-    let (_keep, path) = place();
-    let mut last = 0;
-    for round in 0..40 {
-        let mut a = backend(&path);
-        let request = request("job");
-        let fence = granted(&mut a, &request).await.fence.0;
-        assert!(fence > last && fence < 1 << 53, "{round}: {last} {fence}");
-        last = fence;
-        release(&mut a, &request).await;
-        if round % 10 == 9 {
-            for end in ["", "-wal", "-shm"] {
-                let _ = std::fs::remove_file(format!("{}{end}", path.display()));
-            }
-        }
-    }
 }
 
 #[tokio::test]

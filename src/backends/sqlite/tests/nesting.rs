@@ -167,34 +167,3 @@ async fn a_detached_hold_can_be_entered() {
     assert_eq!(release(&mut b, &inner).await, Release::Released);
     granted(&mut backend(&path), &request("job")).await;
 }
-
-#[tokio::test]
-async fn entering_never_ends_a_lease_sooner() {
-    let (_keep, path) = place();
-    let mut a = backend(&path);
-    let outer = detached("job");
-    granted(&mut a, &outer).await;
-    granted(
-        &mut backend(&path),
-        &Request {
-            ttl: ttl(1),
-            detached: false,
-            ..nested(&outer)
-        },
-    )
-    .await;
-    assert!(
-        a.inspect(&key("job")).await.unwrap().holders[0]
-            .expires_in
-            .unwrap()
-            > Duration::from_secs(50)
-    );
-    tokio::time::sleep(Duration::from_millis(1100)).await;
-    // The inner hold has expired, and does not keep the lock.
-    assert_eq!(
-        a.release(&outer.key, &outer.token, &Scope::Hold.into())
-            .await
-            .unwrap(),
-        Release::Released
-    );
-}
