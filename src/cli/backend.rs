@@ -14,7 +14,7 @@ use super::{
 use crate::{
     backends::{
         Address, Configured, STORES, SecretSource, StoreInfo, embedded,
-        kit::{Place, Scheme},
+        kit::{Parameter, Place, Scheme},
     },
     commands::{Target, user_name},
     lease::Limits,
@@ -122,14 +122,15 @@ fn from_url(
         }
     }
     check_parameters(info, Some(scheme), layers)?;
-    let secrets = ["password", "sentinel_password"].map(|name| {
+    let mut secrets = BTreeMap::new();
+    let has = |name: &&str| !layers.offline && is_used(info, Some(scheme), name);
+    for name in ["password", "sentinel_password"].into_iter().filter(has) {
         let in_url = url.password.as_deref().filter(|_| name == "password");
-        Ok(secret(globals, layers, name, in_url)?.map(|source| (name, source)))
-    });
-    let secrets: Vec<_> = secrets.into_iter().collect::<Result<_>>()?;
+        secrets.extend(secret(globals, layers, name, in_url)?.map(|source| (name, source)));
+    }
     let mut parameters = BTreeMap::new();
     for parameter in info.parameters() {
-        if let Some(setting) = given(layers, parameter.name) {
+        if let Some(setting) = given(layers, parameter) {
             parameters.insert(parameter.name.to_owned(), setting);
         }
         if parameter.place == Place::Url {
@@ -143,7 +144,7 @@ fn from_url(
         info,
         scheme,
         parameters,
-        secrets: secrets.into_iter().flatten().collect(),
+        secrets,
         namespace: namespace(globals, layers)?,
         env: layers.env,
         offline: layers.offline,
@@ -174,27 +175,22 @@ fn meant(typed: &str) -> String {
 }
 
 /// Returns a parameter of the store, from the backend's table or the URL.
-fn given(layers: &Layers<'_>, name: &str) -> Option<Setting> {
-    let in_table = layers.table.and_then(|table| table.get(name));
-    in_table.or_else(|| layers.url.get(name)).cloned()
+fn given(layers: &Layers<'_>, parameter: &Parameter) -> Option<Setting> {
+    let table = layers.table.filter(|_| parameter.place != Place::Url);
+    let in_table = table.and_then(|table| table.get(parameter.name));
+    in_table.or_else(|| layers.url.get(parameter.name)).cloned()
+}
+
+/// Whether the store has this parameter, in a URL with this scheme if it has a URL.
+fn is_used(info: &StoreInfo, scheme: Option<&Scheme>, name: &str) -> bool {
+    info.parameters()
+        .any(|used| used.name == name && scheme.is_none_or(|scheme| used.is_of(scheme)))
 }
 
 /// Refuses parameters that this kind of backend does not use.
 fn check_parameters(info: &StoreInfo, scheme: Option<&Scheme>, layers: &Layers<'_>) -> Result<()> {
-    let is_used = |name: &str| {
-        info.parameters()
-            .any(|used| used.name == name && scheme.is_none_or(|scheme| used.is_of(scheme)))
-    };
-    for parameter in spec::parameters().filter(|parameter| !is_used(parameter.name)) {
-        let place = if parameter.place == Place::Url {
-            &layers.url
-        } else {
-            &BTreeMap::new()
-        };
-        let setting = place.get(parameter.name).cloned();
-        let setting = setting
-            .or_else(|| given(layers, parameter.name).filter(|_| parameter.place != Place::Url));
-        if let Some(setting) = setting {
+    for parameter in spec::parameters().filter(|one| !is_used(info, scheme, one.name)) {
+        if let Some(setting) = given(layers, parameter) {
             return Err(setting.refuse(format!("this backend has no {}", parameter.name)));
         }
     }
@@ -205,36 +201,32 @@ fn check_parameters(info: &StoreInfo, scheme: Option<&Scheme>, layers: &Layers<'
 fn secret(
     globals: &Globals,
     layers: &Layers<'_>,
-    name: &'static str,
+    name: &str,
     in_url: Option<&str>,
 ) -> Result<Option<SecretSource>> {
-    let names: (&'static str, &'static str) = if name == "password" {
-        ("password_file", "password_command")
-    } else {
-        ("sentinel_password_file", "sentinel_password_command")
-    };
+    let (file, command) = (format!("{name}_file"), format!("{name}_command"));
     let flag = globals
         .password_file
         .as_deref()
         .filter(|_| name == "password");
-    if let Some(setting) = from_flag(names.0, flag) {
+    if let Some(setting) = from_flag(&file, flag) {
         return Ok(Some(SecretSource::File(setting)));
     }
     if let Some(setting) = from_env(layers.env, name)? {
         return Ok(Some(SecretSource::Text(setting.text)));
     }
-    if let Some(setting) = from_env(layers.env, names.0)? {
+    if let Some(setting) = from_env(layers.env, &file)? {
         return Ok(Some(SecretSource::File(setting)));
     }
     if let Some(password) = in_url {
         return Ok(Some(SecretSource::Text(password.to_owned())));
     }
-    let of = |table: &Table| (table.get(names.0).cloned(), table.get(names.1).cloned());
+    let of = |table: &Table| (table.get(&file).cloned(), table.get(&command).cloned());
     if let Some(setting) = layers.table.and_then(|table| table.get(name)) {
-        one_source(name, layers.table.and_then(|table| table.get(names.1)))?;
+        one_source(name, layers.table.and_then(|table| table.get(&command)))?;
         return Ok(Some(SecretSource::Text(setting.text.clone())));
     }
-    let of_url = (layers.url.get(names.0).cloned(), None);
+    let of_url = (layers.url.get(&file).cloned(), None);
     let nearest = layers
         .table
         .map(of)
@@ -245,9 +237,9 @@ fn secret(
         .find(|(file, command)| file.is_some() || command.is_some())
         .unwrap_or_default()
     {
-        (Some(file), command) => {
-            one_source(names.0, command.as_ref())?;
-            Ok(Some(SecretSource::File(file)))
+        (Some(setting), command) => {
+            one_source(&file, command.as_ref())?;
+            Ok(Some(SecretSource::File(setting)))
         }
         (None, Some(command)) => {
             let limit = backend_timeout(globals, layers)?;

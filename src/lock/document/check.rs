@@ -1,8 +1,8 @@
 //! What holds of every document that dlock writes. Debug builds check it after each read and before
 //! each write, so each test and each campaign looks for broken rules.
 //!
-//! Only what dlock's own steps guarantee, whatever a clock does, whoever is late, and whatever
-//! other programs write next to the document. So neither the order of times is checked (a clock may
+//! Only what dlock's own steps guarantee, also if a clock is set, a request is late, or another
+//! program writes next to the document. So neither the order of times is checked (a clock may
 //! be set back), nor a hold outside of the document (another library may take a lock that it takes
 //! for free), nor the outbox (a store may read it later than the holders).
 

@@ -1,5 +1,5 @@
-//! Who fits next to whom, and who goes before whom: for the document, and for whoever looks at a
-//! lock of any store.
+//! Which requests fit next to which holders, and which waiters go first: for the document, and for
+//! all who look at a lock, on any store.
 
 use super::super::Mode;
 
