@@ -885,3 +885,11 @@ fn invalid_mysql_parameters_are_refused() {
         );
     }
 }
+
+#[test]
+fn the_sources_of_a_password_concern_only_stores_with_a_login() {
+    let file = "password_file = '/etc/x'\npassword_command = 'y'\n";
+    find(Some("sqlite:///x"), &[], file).unwrap();
+    let error = find(Some("redis://h"), &[], file).unwrap_err();
+    assert!(error.message.contains("two sources"), "{error}");
+}
