@@ -35,7 +35,7 @@ pub async fn run(settings: InitSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     if settings.print {
         let out = &context.out;
-        let (schema, store) = (backend.schema(), backend.identity().url);
+        let (schema, store) = (context.target.store.schema(), backend.identity().url);
         if out.is_json() {
             return Ok(out.finish(out.json(&json::Schema::new(schema, &store)), exit::OK));
         }

@@ -399,12 +399,8 @@ fn attempt(
 fn prepare(backend: &mut dyn Backend) -> Result<Option<LastResort>> {
     // Root's command may go on as another user, who could then keep or free any lock of root's.
     let command_keeps = !rustix::process::geteuid().is_root();
-    let prepared = backend
-        .tether()
-        .map(|tether| tether.prepare(command_keeps))
-        .transpose();
-    prepared
-        .map(Option::flatten)
+    backend
+        .prepare(command_keeps)
         .map_err(|error| error.about("prepare", &backend.identity().url, None))
 }
 

@@ -337,12 +337,7 @@ impl<'a> AcquireLoop<'a> {
                 .max(Some(clock.now().plus(grant.drain_delay)));
         }
         if let Some(end) = self.drained_at.filter(|end| clock.now() < *end) {
-            let over = async {
-                match backend.tether() {
-                    Some(tether) => tether.watch(&request.key, &request.token).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let over = backend.watch(&request.key, &request.token);
             if bounded(clock, end, over).await.is_some() {
                 (self.unsure, self.counted) = (true, None);
                 return Ok(Err(Error::new(

@@ -288,7 +288,7 @@ pub enum Released {
     Untold(Error),
 }
 
-/// The time limit for cutting the tether, after a failed release.
+/// The time limit for ending a session, connection or file after a failed release.
 const CUT: Duration = Duration::from_secs(1);
 /// The time limit for the first attempt at a release, if another server can answer the second.
 const ELSEWHERE: Duration = Duration::from_secs(1);
@@ -296,7 +296,7 @@ const ELSEWHERE: Duration = Duration::from_secs(1);
 /// Releases a lease, asking again while `limits` last.
 ///
 /// "Not held" counts as an answer only if no earlier attempt may have done the work. Without an
-/// answer, dlock cuts the hold's tether ([`Tether::cut`](crate::lock::Tether::cut)).
+/// answer, dlock ends what ties the hold to this process ([`Backend::cut`]).
 pub async fn release(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
@@ -338,10 +338,8 @@ pub async fn release(
         ),
         Err(error) => {
             let end = clock.now().plus(CUT);
-            let over = match backend.tether().filter(|_| info.scope == Scope::Tree) {
-                Some(tether) => bounded(clock, end, tether.cut(key, token)).await.unwrap_or_default(),
-                None => false,
-            };
+            let over = info.scope == Scope::Tree
+                && bounded(clock, end, backend.cut(key, token)).await.unwrap_or_default();
             if over { Released::Untold(error) } else { Released::Unknown(error) }
         }
     }

@@ -1,6 +1,6 @@
 //! Renewing a lease for as long as it is in use.
 
-use std::{future::pending, time::Duration};
+use std::time::Duration;
 
 use super::{
     Budget, Clock, Lease, Limits,
@@ -59,10 +59,7 @@ pub async fn keep(
         let term_at = budget.term_at(lease.t0);
         let listening = async {
             clock.sleep_until(deaf_until).await;
-            match backend.tether() {
-                Some(tether) => tether.watch(&lease.key, &lease.token).await,
-                None => pending().await,
-            }
+            backend.watch(&lease.key, &lease.token).await;
         };
         let planned = next.min(term_at);
         tokio::select! {

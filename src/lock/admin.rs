@@ -197,12 +197,6 @@ pub trait Admin {
         Ok(Init::NotNeeded)
     }
 
-    /// Returns the statements of [`Admin::init`], in the store's own language; `None` if it does
-    /// nothing.
-    fn schema(&self) -> Option<String> {
-        None
-    }
-
     /// Removes data that no lock has used for this long by the store's clock, and returns the
     /// number of items. Returns `None` if the store keeps no leftovers. Never removes data that a
     /// lock's fences depend on.
@@ -214,20 +208,18 @@ pub trait Admin {
         Ok(None)
     }
 
-    /// Returns the checks of [`Admin::examine`]: each finding belongs to one of these, and each of
-    /// these has a finding.
-    fn checks(&self) -> Vec<Check>;
-
-    /// Reads the store's settings. Read only. A setting that can't be read gives a finding that
-    /// says so, never one without a problem.
-    async fn examine(&mut self) -> Result<Vec<Finding>>;
+    /// Reads the store's settings. Read only. Each check of the store has a finding, also one that
+    /// could not read its setting.
+    async fn examine(&mut self) -> Result<Vec<Finding>> {
+        Ok(Vec::new())
+    }
 
     /// Returns the clocks that decide when leases end. The list is empty if the store has no such
-    /// clock or none can be read. Some stores need a held lock for this.
-    async fn clocks(&mut self) -> Result<Vec<ServerTime>>;
-
-    /// Returns the least rights for `role`, in the store's own language. Does no I/O.
-    fn grants(&self, role: Role) -> Grants;
+    /// clock or none can be read: etcd counts its leader's ticks, and SQLite's clock is this
+    /// host's. Some stores need a held lock for this.
+    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
+        Ok(Vec::new())
+    }
 }
 
 /// The answer to [`Admin::init`].

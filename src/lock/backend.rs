@@ -24,6 +24,9 @@ use super::{
 /// not answered is `Unknown`. The core adds the operation, the store's URL and the key.
 ///
 /// A call with a [`Progress`] reports each part of its answer as it arrives.
+///
+/// The last four calls are for holds that are more than leases: a session, a connection or a file
+/// ties them to this process.
 #[async_trait(?Send)]
 pub trait Backend: Admin {
     /// Returns the facts about the store that need no I/O.
@@ -100,9 +103,41 @@ pub trait Backend: Admin {
         Vec::new()
     }
 
-    /// Returns the tether of this process's holds, in stores where holds are more than leases.
-    fn tether(&mut self) -> Option<&mut dyn Tether> {
-        None
+    /// Opens what the guardian must share, before dlock forks it. Starts no thread and no
+    /// connection.
+    ///
+    /// With `command_keeps` the command's processes share it too, so that the hold lasts even if
+    /// dlock and the guardian are killed at once.
+    ///
+    /// # Errors
+    /// As for any other call, with nothing applied.
+    fn prepare(&mut self, _command_keeps: bool) -> Result<Option<LastResort>> {
+        Ok(None)
+    }
+
+    /// Returns duplicates of the connections that must stay open for holds to last. The guardian
+    /// keeps them until the command's tree is dead, even if this process dies. It shuts them down
+    /// if the lease runs out while this process is stopped.
+    ///
+    /// # Errors
+    /// If the process has no descriptor left.
+    fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
+        Ok(Vec::new())
+    }
+
+    /// Completes when the hold may be gone before its lease is over: a session was ended, a key was
+    /// deleted.
+    ///
+    /// A hint: the core renews at once, and relies on that answer. Cancel safe. The core calls it
+    /// repeatedly while it keeps the hold, never during another call.
+    async fn watch(&mut self, _key: &Key, _token: &Token) {
+        pending::<()>().await;
+    }
+
+    /// Ends the session, connection or file behind the hold, and returns whether the hold is known
+    /// to be over. Called only after a release of the whole hold failed.
+    async fn cut(&mut self, _key: &Key, _token: &Token) -> bool {
+        false
     }
 }
 
@@ -145,48 +180,6 @@ impl Identity {
             fingerprint: fingerprint(parts),
             has_other_servers: false,
         }
-    }
-}
-
-/// The resource that ties holds to this process: a session, a connection, a file that the kernel
-/// has locked.
-#[async_trait(?Send)]
-pub trait Tether {
-    /// Opens what the guardian must share, before dlock forks it. Starts no thread and no
-    /// connection.
-    ///
-    /// With `command_keeps` the command's processes share it too, so that the hold lasts even if
-    /// dlock and the guardian are killed at once.
-    ///
-    /// # Errors
-    /// As for any other call, with nothing applied.
-    fn prepare(&mut self, _command_keeps: bool) -> Result<Option<LastResort>> {
-        Ok(None)
-    }
-
-    /// Returns duplicates of the connections that must stay open for holds to last. The guardian
-    /// keeps them until the command's tree is dead, even if this process dies. It shuts them down
-    /// if the lease runs out while this process is stopped.
-    ///
-    /// # Errors
-    /// If the process has no descriptor left.
-    fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
-        Ok(Vec::new())
-    }
-
-    /// Completes when the hold may be gone before its lease is over: a session was ended, a key was
-    /// deleted.
-    ///
-    /// A hint: the core renews at once, and relies on that answer. Cancel safe. The core calls it
-    /// repeatedly while it keeps the hold, never during another call.
-    async fn watch(&mut self, _key: &Key, _token: &Token) {
-        pending::<()>().await;
-    }
-
-    /// Ends the session, connection or file behind the hold, and returns whether the hold is known
-    /// to be over. Called only after a release of the whole hold failed.
-    async fn cut(&mut self, _key: &Key, _token: &Token) -> bool {
-        false
     }
 }
 

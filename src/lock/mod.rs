@@ -26,7 +26,7 @@ pub use admin::{
 };
 pub use backend::{
     Amendment, Attempt, Backend, Busy, DRAIN_DELAY, Grant, Identity, LastResort, Progress, Release,
-    Renewal, Tether, Wake, Which,
+    Renewal, Wake, Which,
 };
 pub use breaking::{Break, Intent};
 pub use capabilities::{Capabilities, Pace};

@@ -16,10 +16,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::lock::{
-    Admin, Amendment, Attempt, Backend, Busy, Check, Error, Fence, Finding, Grants, History,
-    HistoryEntry, Holder, Identity, Init, Intent, Key, Kind, LockState, Mode, Note, Notice,
-    Progress, Release, ReleaseInfo, Renewal, Request, Result, Role, ServerTime, SkipCount, Token,
-    Ttl, Wake, Which,
+    Admin, Amendment, Attempt, Backend, Busy, Error, Fence, Finding, History, HistoryEntry, Holder,
+    Identity, Init, Intent, Key, Kind, LockState, Mode, Note, Notice, Progress, Release,
+    ReleaseInfo, Renewal, Request, Result, ServerTime, SkipCount, Token, Ttl, Wake, Which,
     document::{Document, WakeUp},
 };
 
@@ -351,16 +350,8 @@ impl<S: Store> Admin for CasBackend<S> {
         self.store.init().await
     }
 
-    fn schema(&self) -> Option<String> {
-        self.store.schema()
-    }
-
     async fn collect(&mut self, unused_for: Duration, progress: &Progress) -> Result<Option<u64>> {
         self.store.collect(unused_for, progress).await
-    }
-
-    fn checks(&self) -> Vec<Check> {
-        self.store.checks()
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
@@ -369,9 +360,5 @@ impl<S: Store> Admin for CasBackend<S> {
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
         self.store.clocks().await
-    }
-
-    fn grants(&self, role: Role) -> Grants {
-        self.store.grants(role)
     }
 }

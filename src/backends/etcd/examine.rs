@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use prost::Message;
 
 use super::{
-    Etcd,
+    Etcd, EtcdOptions,
     client::{EtcdResult, Style},
     failure::Trouble,
     gc,
@@ -15,10 +15,7 @@ use super::{
 };
 use crate::{
     backends::net::transport,
-    lock::{
-        Admin, Check, Error, Finding, Grants, Kind, PASSWORD, Progress, Result, Role, ServerTime,
-        check,
-    },
+    lock::{Admin, Check, Error, Finding, Grants, Kind, PASSWORD, Progress, Result, Role, check},
 };
 
 /// The checks.
@@ -323,48 +320,39 @@ impl Admin for Etcd {
         ))
     }
 
-    fn checks(&self) -> Vec<Check> {
-        CHECKS.to_vec()
-    }
-
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         Ok(self.look_at_cluster().await?)
     }
+}
 
-    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        // Leases count the leader's ticks, and no member reports a clock.
-        Ok(Vec::new())
+/// Returns the least rights for `role`.
+pub(super) fn grants(options: &EtcdOptions, role: Role) -> Grants {
+    let user = role.user();
+    let namespace = &options.namespace;
+    let kind = if role.writes() { "readwrite" } else { "read" };
+    let mut lines = vec![format!("etcdctl role add {user}")];
+    let all = namespace.as_str().is_empty();
+    for start in if all {
+        vec!["''".to_owned()]
+    } else {
+        vec![names::prefix(namespace), names::side(namespace)]
+    } {
+        lines.push(format!(
+            "etcdctl role grant-permission --prefix=true {user} {kind} {start}"
+        ));
     }
-
-    fn grants(&self, role: Role) -> Grants {
-        let user = role.user();
-        let namespace = &self.client.options().namespace;
-        let kind = if role.writes() { "readwrite" } else { "read" };
-        let mut lines = vec![format!("etcdctl role add {user}")];
-        let all = namespace.as_str().is_empty();
-        for start in if all {
-            vec!["''".to_owned()]
-        } else {
-            vec![names::prefix(namespace), names::side(namespace)]
-        } {
-            lines.push(format!(
-                "etcdctl role grant-permission --prefix=true {user} {kind} {start}"
-            ));
-        }
-        lines.push(format!("etcdctl user add {user}:{PASSWORD}"));
-        lines.push(format!("etcdctl user grant-role {user} {user}"));
-        let mut notes = vec![format!(
-            "put a password in the place of {PASSWORD}; etcdctl auth enable makes it count"
-        )];
-        if all {
-            notes
-                .push("the namespace is empty: locks may be anywhere, and so may this user".into());
-        }
-        notes.push("dlock doctor sees the members with the role root only".into());
-        Grants {
-            text: lines.join("\n") + "\n",
-            notes,
-        }
+    lines.push(format!("etcdctl user add {user}:{PASSWORD}"));
+    lines.push(format!("etcdctl user grant-role {user} {user}"));
+    let mut notes = vec![format!(
+        "put a password in the place of {PASSWORD}; etcdctl auth enable makes it count"
+    )];
+    if all {
+        notes.push("the namespace is empty: locks may be anywhere, and so may this user".into());
+    }
+    notes.push("dlock doctor sees the members with the role root only".into());
+    Grants {
+        text: lines.join("\n") + "\n",
+        notes,
     }
 }
 

@@ -54,8 +54,8 @@ use self::{
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, Entry, Grant, History, Identity, Intent, Key,
-    LockState, Notice, Progress, Release, ReleaseInfo, Renewal, Request, Result, Tether, Token,
-    Ttl, Wake, Which,
+    LockState, Notice, Progress, Release, ReleaseInfo, Renewal, Request, Result, Token, Ttl, Wake,
+    Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -274,13 +274,6 @@ impl Backend for Etcd {
         std::mem::take(&mut self.notices)
     }
 
-    fn tether(&mut self) -> Option<&mut dyn Tether> {
-        Some(self)
-    }
-}
-
-#[async_trait(?Send)]
-impl Tether for Etcd {
     async fn watch(&mut self, key: &Key, token: &Token) {
         match self.at(key, token) {
             Some(at) => waiting::listen(&mut self.client, &mut self.sessions[at]).await,

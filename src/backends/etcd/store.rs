@@ -8,7 +8,7 @@ use crate::{
         kit::{Address, Configured, PASSWORD, Scheme, StoreInfo, TLS},
         queue::record::LAYOUT,
     },
-    lock::{Backend, Key, Result, Sharing},
+    lock::{Backend, Grants, Key, Result, Role, Sharing},
 };
 
 /// etcd.
@@ -66,6 +66,10 @@ impl Configured for EtcdOptions {
 
     fn sharing(&self, key: &Key) -> Result<Sharing> {
         Ok(sharing::sharing(self, key))
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        examine::grants(self, role)
     }
 
     fn user(&self) -> Option<&str> {

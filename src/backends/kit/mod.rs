@@ -12,7 +12,7 @@ use std::{
 
 pub use self::address::{Address, SecretSource};
 use crate::{
-    lock::{Backend, Capabilities, Check, Key, Library, Result, Sharing},
+    lock::{Backend, Capabilities, Check, Grants, Key, Library, Result, Role, Sharing},
     settings::env::Env,
 };
 
@@ -240,6 +240,15 @@ pub trait Configured: Any + fmt::Debug + Send + Sync {
     /// # Errors
     /// If the store has no name for the key.
     fn sharing(&self, key: &Key) -> Result<Sharing>;
+
+    /// Returns the statements of [`Admin::init`](crate::lock::Admin::init), in the store's own
+    /// language; `None` if it does nothing.
+    fn schema(&self) -> Option<String> {
+        None
+    }
+
+    /// Returns the least rights for `role`, in the store's own language.
+    fn grants(&self, role: Role) -> Grants;
 
     /// Returns the user name, if known. Unlike the password, it is no secret.
     fn user(&self) -> Option<&str> {

@@ -3,8 +3,6 @@
 //!
 //! Time is tokio's, so that a paused runtime controls leases and waits alike.
 
-mod examine;
-
 use std::{
     cell::RefCell,
     collections::{HashMap, VecDeque},
@@ -17,7 +15,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::cas::{self, Base, CasBackend, Change, ReadFor, Snapshot, in_order};
 use crate::lock::{
-    Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, Progress, REMEMBERED,
+    Admin, Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, Progress, REMEMBERED,
     Request, Result, SkipCount, Wake, Which, document::Document, forgotten_hosts,
 };
 
@@ -167,6 +165,9 @@ impl MemoryClient {
         )
     }
 }
+
+// The store has no settings: its locks are this process's alone, and end with it.
+impl Admin for MemoryClient {}
 
 #[async_trait(?Send)]
 impl cas::Store for MemoryClient {

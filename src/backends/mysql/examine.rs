@@ -6,7 +6,7 @@ use super::{
     CAPABILITIES, Mysql, PORT,
     checks::ServerVersion,
     connection::{Answers, Connection},
-    names::{SIDE_TABLES, Tables},
+    names::Tables,
     options::MysqlOptions,
     schema,
     session_lock::first_row,
@@ -16,10 +16,7 @@ use crate::{
         net::transport,
         sql::{Fields, SqlDatabase, SqlMode, SqlOptions, rights},
     },
-    lock::{
-        Capabilities, Check, Error, Finding, Grants, Init, Notice, Origin, PASSWORD, Result, Role,
-        check,
-    },
+    lock::{Capabilities, Check, Error, Finding, Init, Notice, Origin, Result, check},
 };
 
 /// The checks of `dlock doctor`.
@@ -65,7 +62,6 @@ impl SqlDatabase for Mysql {
     type Tables = Tables;
     type Session = Connection;
     const CAPABILITIES: [&'static Capabilities; 3] = CAPABILITIES;
-    const CHECKS: &'static [Check] = CHECKS;
 
     fn sql(options: &MysqlOptions) -> &SqlOptions {
         &options.sql
@@ -95,10 +91,6 @@ impl SqlDatabase for Mysql {
         mode: SqlMode,
     ) -> Result<(Init, Vec<Notice>)> {
         Ok((schema::create(session, tables, mode).await?, Vec::new()))
-    }
-
-    fn schema(tables: &Tables) -> String {
-        schema::text(tables)
     }
 
     async fn collect(
@@ -166,49 +158,6 @@ impl SqlDatabase for Mysql {
             .ask("SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))")
             .await?;
         first_row(&answers, 0)?.int()
-    }
-
-    fn grants(options: &MysqlOptions, _: &Tables, role: Role) -> Grants {
-        let user = format!("'{}'@'%'", role.user());
-        let table = &options.sql.table;
-        let (database, table) = table
-            .split_once('.')
-            .unwrap_or((options.sql.database.as_deref().unwrap_or("DATABASE"), table));
-        let rights = if role.writes() {
-            "SELECT, INSERT, UPDATE, DELETE"
-        } else {
-            "SELECT"
-        };
-        let mut lines = vec![format!("CREATE USER {user} IDENTIFIED BY '{PASSWORD}';")];
-        let (database, table) = (database.replace('`', "``"), table.replace('`', "``"));
-        for suffix in [""]
-            .into_iter()
-            .chain(SIDE_TABLES.map(|(_, suffix)| suffix))
-        {
-            lines.push(format!(
-                "GRANT {rights} ON `{database}`.`{table}{suffix}` TO {user};"
-            ));
-        }
-        let mut notes = vec![
-            format!(
-                "put a password in the place of {PASSWORD}, and the clients' addresses in the place of %"
-            ),
-            "run dlock init first, as a user who may create tables".to_owned(),
-            format!(
-                "on MySQL, dlock doctor sees whether replicas are connected by: GRANT {REPLICAS} TO {user};"
-            ),
-        ];
-        if role == Role::Break && options.sql.mode != SqlMode::Lease {
-            notes.push(
-                "a holder is asked to stop with these rights; to end the session of one that doesn't, another user takes CONNECTION_ADMIN on *.* as well \
-                 (CONNECTION ADMIN on MariaDB)"
-                    .to_owned(),
-            );
-        }
-        Grants {
-            text: lines.join("\n") + "\n",
-            notes,
-        }
     }
 }
 
@@ -370,7 +319,7 @@ fn durability(read: &Variables) -> Vec<(&'static str, Finding)> {
 
 /// The right to count replicas on MySQL, beyond dlock's rights. MariaDB counts its replicas for
 /// every user.
-const REPLICAS: &str = "SELECT (processlist_command) ON performance_schema.threads";
+pub(super) const REPLICAS: &str = "SELECT (processlist_command) ON performance_schema.threads";
 
 /// Returns the number of connected replicas of a server that does not count them; `None` if this
 /// user may not see that.

@@ -28,6 +28,7 @@ mod checks;
 mod connection;
 pub mod examine;
 mod failure;
+mod grants;
 mod history;
 mod lease;
 mod life;

@@ -4,9 +4,9 @@
 use std::{path::Path, sync::Arc};
 
 use super::{
-    CAPABILITIES, MysqlOptions, PORT, backend, examine,
+    CAPABILITIES, Mysql, MysqlOptions, PORT, backend, examine, grants,
     my_cnf::{self, ClientOptions, MODES},
-    sharing,
+    schema, sharing,
 };
 use crate::{
     backends::{
@@ -15,9 +15,11 @@ use crate::{
             address::{path, secret_of},
         },
         net::secret::Secret,
-        sql::{self, SHEDLOCK, SqlMode, SqlOptions, SqlServer, TlsMode, sql_mode},
+        sql::{
+            self, SHEDLOCK, SqlDatabase as _, SqlMode, SqlOptions, SqlServer, TlsMode, sql_mode,
+        },
     },
-    lock::{Backend, Key, Result, Sharing},
+    lock::{Backend, Grants, Key, Result, Role, Sharing},
     settings::setting::{Origin, Setting},
 };
 
@@ -234,6 +236,14 @@ impl Configured for MysqlOptions {
 
     fn sharing(&self, key: &Key) -> Result<Sharing> {
         Ok(sharing::sharing(self, key))
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(schema::text(&Mysql::tables(&self.sql)))
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        grants::grants(self, role)
     }
 
     fn user(&self) -> Option<&str> {

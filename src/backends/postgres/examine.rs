@@ -69,7 +69,6 @@ impl SqlDatabase for Postgres {
     type Tables = Tables;
     type Session = PostgresSession;
     const CAPABILITIES: [&'static Capabilities; 3] = CAPABILITIES;
-    const CHECKS: &'static [Check] = CHECKS;
 
     fn sql(options: &PostgresOptions) -> &SqlOptions {
         &options.sql
@@ -94,10 +93,6 @@ impl SqlDatabase for Postgres {
     ) -> Result<(Init, Vec<Notice>)> {
         let done = schema::create(session, tables, mode).await?;
         Ok((done, checks::examine(session, tables, mode).await?))
-    }
-
-    fn schema(tables: &Tables) -> String {
-        schema::text(tables)
     }
 
     async fn collect(
@@ -133,45 +128,47 @@ impl SqlDatabase for Postgres {
             .await?;
         Fields::of(&row).int()
     }
+}
 
-    fn grants(options: &PostgresOptions, tables: &Tables, role: Role) -> Grants {
-        let user = role.user();
-        let names: Vec<String> = TABLES.iter().map(|suffix| tables.quoted(suffix)).collect();
-        let rights = if role.writes() {
-            "SELECT, INSERT, UPDATE, DELETE"
-        } else {
-            "SELECT"
-        };
-        let database = options
-            .sql
-            .database
-            .as_deref()
-            .unwrap_or("DATABASE")
-            .replace('"', "");
-        let schema = options
-            .sql
-            .table
-            .split_once('.')
-            .map_or("public", |(schema, _)| schema)
-            .replace('"', "");
-        let text = format!(
-            "CREATE ROLE \"{user}\" LOGIN PASSWORD '{PASSWORD}';\nGRANT CONNECT ON DATABASE \"{database}\" TO \"{user}\";\n\
-             GRANT USAGE ON SCHEMA \"{schema}\" TO \"{user}\";\nGRANT {rights} ON {} TO \"{user}\";\n",
-            names.join(", ")
-        );
-        let mut notes = vec![
-            format!("put a password in the place of {PASSWORD}"),
-            "run dlock init first, as the owner of the tables: it needs more rights than these"
-                .to_owned(),
-        ];
-        if options.sql.mode != SqlMode::Lease {
-            notes.push("holders should be of one role: the server tells a role little of another one's sessions".into());
-        }
-        if options.sql.mode == SqlMode::Advisory {
-            notes.push("every user who may connect can call pg_advisory_lock: the server has no right for that".into());
-        }
-        Grants { text, notes }
+/// Returns the least rights for `role`.
+pub(super) fn grants(options: &PostgresOptions, role: Role) -> Grants {
+    let tables = Postgres::tables(&options.sql);
+    let user = role.user();
+    let names: Vec<String> = TABLES.iter().map(|suffix| tables.quoted(suffix)).collect();
+    let rights = if role.writes() {
+        "SELECT, INSERT, UPDATE, DELETE"
+    } else {
+        "SELECT"
+    };
+    let database = options
+        .sql
+        .database
+        .as_deref()
+        .unwrap_or("DATABASE")
+        .replace('"', "");
+    let schema = options
+        .sql
+        .table
+        .split_once('.')
+        .map_or("public", |(schema, _)| schema)
+        .replace('"', "");
+    let text = format!(
+        "CREATE ROLE \"{user}\" LOGIN PASSWORD '{PASSWORD}';\nGRANT CONNECT ON DATABASE \"{database}\" TO \"{user}\";\n\
+         GRANT USAGE ON SCHEMA \"{schema}\" TO \"{user}\";\nGRANT {rights} ON {} TO \"{user}\";\n",
+        names.join(", ")
+    );
+    let mut notes = vec![
+        format!("put a password in the place of {PASSWORD}"),
+        "run dlock init first, as the owner of the tables: it needs more rights than these"
+            .to_owned(),
+    ];
+    if options.sql.mode != SqlMode::Lease {
+        notes.push("holders should be of one role: the server tells a role little of another one's sessions".into());
     }
+    if options.sql.mode == SqlMode::Advisory {
+        notes.push("every user who may connect can call pg_advisory_lock: the server has no right for that".into());
+    }
+    Grants { text, notes }
 }
 
 async fn version(session: &mut PostgresSession) -> Result<Finding> {

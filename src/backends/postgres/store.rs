@@ -7,9 +7,9 @@ use std::{
 };
 
 use super::{
-    AdvisoryKey, CAPABILITIES, PORT, PostgresOptions, backend, examine,
+    AdvisoryKey, CAPABILITIES, PORT, Postgres, PostgresOptions, backend, examine,
     pgpass::{self, Login},
-    sharing,
+    schema, sharing,
 };
 use crate::{
     backends::{
@@ -18,9 +18,11 @@ use crate::{
             address::secret_of,
         },
         net::secret::Secret,
-        sql::{self, SHEDLOCK, SqlMode, SqlOptions, SqlServer, TlsMode, sql_mode},
+        sql::{
+            self, SHEDLOCK, SqlDatabase as _, SqlMode, SqlOptions, SqlServer, TlsMode, sql_mode,
+        },
     },
-    lock::{Backend, Key, Result, Sharing},
+    lock::{Backend, Grants, Key, Result, Role, Sharing},
     settings::setting::{Origin, Setting},
 };
 
@@ -273,6 +275,14 @@ impl Configured for PostgresOptions {
 
     fn sharing(&self, key: &Key) -> Result<Sharing> {
         Ok(sharing::sharing(self, key))
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(schema::text(&Postgres::tables(&self.sql)))
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        examine::grants(self, role)
     }
 
     fn user(&self) -> Option<&str> {

@@ -11,7 +11,7 @@ use crate::{
         kit::{Address, Configured, Of, PASSWORD, Parameter, Place, Scheme, StoreInfo, TLS},
         net::transport,
     },
-    lock::{Backend, Capabilities, Check, Key, Result, Sharing},
+    lock::{Backend, Capabilities, Check, Grants, Key, Result, Role, Sharing},
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -297,6 +297,10 @@ impl Configured for RedisOptions {
 
     fn sharing(&self, key: &Key) -> Result<Sharing> {
         sharing::sharing(self, key)
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        examine::grants(self, role)
     }
 
     fn user(&self) -> Option<&str> {

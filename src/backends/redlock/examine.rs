@@ -3,15 +3,13 @@
 use ::redis::Value;
 use async_trait::async_trait;
 
-use super::{Redlock, options::name};
+use super::{Redlock, RedlockOptions, options::name};
 use crate::{
     backends::{
         net::transport,
         redis::{
             self,
-            examine::{
-                Needs, SERVER, ServerReport, ServerRole, grants, merge, questions, server_time,
-            },
+            examine::{Needs, ServerReport, ServerRole, merge, questions, server_time},
         },
     },
     lock::{Admin, Check, Finding, Grants, Notice, Result, Role, ServerTime, check},
@@ -199,10 +197,6 @@ type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 #[async_trait(?Send)]
 impl Admin for Redlock {
-    fn checks(&self) -> Vec<Check> {
-        [SERVER, CHECKS, &[transport::CHECK]].concat()
-    }
-
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         self.look_at_nodes().await
     }
@@ -223,38 +217,39 @@ impl Admin for Redlock {
         };
         Ok(answers.iter().enumerate().filter_map(time).collect())
     }
+}
 
-    fn grants(&self, role: Role) -> Grants {
-        let needs = Needs {
-            writes: &[
-                "set",
-                "del",
-                "incr",
-                "hset",
-                "hdel",
-                "hmget",
-                "pexpire",
-                "pexpireat",
-                "zadd",
-                "zrem",
-                "zrank",
-                "zscore",
-                "zcount",
-                "zrangebyscore",
-                "lpush",
-                "ltrim",
-            ],
-            // inspect checks whether two nodes are one server, or replicas.
-            reads: &[
-                "info", "evalsha", "eval", "time", "type", "getrange", "hlen", "pttl", "hget",
-                "hgetall", "hvals", "zrange", "lrange", "get", "scan",
-            ],
-            publishes: false,
-            select: self.options.nodes.iter().any(|node| node.db != 0),
-            ..Needs::scripts_and_lists(&self.options.namespace)
-        };
-        let mut granted = grants(&needs, role);
-        granted.notes.insert(0, "on every node".into());
-        granted
-    }
+/// Returns the least rights for `role`.
+pub(super) fn grants(options: &RedlockOptions, role: Role) -> Grants {
+    let needs = Needs {
+        writes: &[
+            "set",
+            "del",
+            "incr",
+            "hset",
+            "hdel",
+            "hmget",
+            "pexpire",
+            "pexpireat",
+            "zadd",
+            "zrem",
+            "zrank",
+            "zscore",
+            "zcount",
+            "zrangebyscore",
+            "lpush",
+            "ltrim",
+        ],
+        // inspect checks whether two nodes are one server, or replicas.
+        reads: &[
+            "info", "evalsha", "eval", "time", "type", "getrange", "hlen", "pttl", "hget",
+            "hgetall", "hvals", "zrange", "lrange", "get", "scan",
+        ],
+        publishes: false,
+        select: options.nodes.iter().any(|node| node.db != 0),
+        ..Needs::scripts_and_lists(&options.namespace)
+    };
+    let mut granted = needs.grants(role);
+    granted.notes.insert(0, "on every node".into());
+    granted
 }

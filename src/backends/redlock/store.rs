@@ -9,7 +9,7 @@ use crate::{
         kit::{Address, Configured, PASSWORD, Parameter, Scheme, StoreInfo, TLS},
         redis::{self, RedisOptions, sharing::OF_STRINGS, store::DATABASE},
     },
-    lock::{Backend, Key, Result, Sharing},
+    lock::{Backend, Grants, Key, Result, Role, Sharing},
     settings::url::Url,
 };
 
@@ -100,5 +100,9 @@ impl Configured for RedlockOptions {
 
     fn sharing(&self, key: &Key) -> Result<Sharing> {
         sharing::sharing(self, key)
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        examine::grants(self, role)
     }
 }

@@ -8,8 +8,8 @@ use super::{Names, SqlMode, SqlOptions, SqlServer};
 use crate::{
     backends::net,
     lock::{
-        Admin, Capabilities, Check, Error, Finding, Grants, Identity, Init, Notice, Origin,
-        Progress, Result, Role, ServerTime,
+        Admin, Capabilities, Error, Finding, Identity, Init, Notice, Origin, Progress, Result,
+        ServerTime,
     },
 };
 
@@ -44,7 +44,6 @@ pub(in crate::backends) trait SqlDatabase: 'static {
     type Session: Session;
     /// What `mode=lease`, `mode=row` and `mode=advisory` can do.
     const CAPABILITIES: [&'static Capabilities; 3];
-    const CHECKS: &'static [Check];
 
     fn sql(options: &Self::Options) -> &SqlOptions;
     fn tables(options: &SqlOptions) -> Self::Tables;
@@ -60,9 +59,6 @@ pub(in crate::backends) trait SqlDatabase: 'static {
         tables: &Self::Tables,
         mode: SqlMode,
     ) -> Result<(Init, Vec<Notice>)>;
-
-    /// Returns the SQL of [`Admin::schema`].
-    fn schema(tables: &Self::Tables) -> String;
 
     /// Removes rows that were last used so long ago, and waiters that are gone.
     ///
@@ -81,9 +77,6 @@ pub(in crate::backends) trait SqlDatabase: 'static {
 
     /// Returns the server's time in µs since 1970.
     async fn time_us(session: &mut Self::Session) -> Result<i64>;
-
-    /// See [`Admin::grants`].
-    fn grants(options: &Self::Options, tables: &Self::Tables, role: Role) -> Grants;
 }
 
 /// One client: it has at most one session that keeps no lock, opened by the first call that needs
@@ -266,10 +259,6 @@ impl<T: HasClient> Admin for T {
         Ok(done)
     }
 
-    fn schema(&self) -> Option<String> {
-        Some(T::Database::schema(&self.client().tables))
-    }
-
     // One statement, whose answer has one part.
     async fn collect(&mut self, unused_for: Duration, _: &Progress) -> Result<Option<u64>> {
         let client = self.client_mut();
@@ -288,10 +277,6 @@ impl<T: HasClient> Admin for T {
         Ok(Some(removed))
     }
 
-    fn checks(&self) -> Vec<Check> {
-        T::Database::CHECKS.to_vec()
-    }
-
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         T::Database::examine(&self.client().options, &self.client().tables).await
     }
@@ -305,9 +290,5 @@ impl<T: HasClient> Admin for T {
             server: "the server".into(),
             since_epoch: super::micros(time?),
         }])
-    }
-
-    fn grants(&self, role: Role) -> Grants {
-        T::Database::grants(&self.client().options, &self.client().tables, role)
     }
 }

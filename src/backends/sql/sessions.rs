@@ -17,7 +17,7 @@
 //!   lost with it. Over the second one it may find the next holder's record: it does nothing once
 //!   the holder's transaction or the last fence is another one.
 //! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so
-//!   at once ([`Tether::watch`]), or the next renewal does, and dlock kills the command. The next
+//!   at once ([`Backend::watch`]), or the next renewal does, and dlock kills the command. The next
 //!   holder may have the lock in that instant: the record of the previous holder makes it wait a
 //!   moment before it starts anything. The end of that drain delay is stored with the fence: a
 //!   repeated request whose answer was lost has the delay, too, and so has every holder that is
@@ -52,8 +52,8 @@ use super::{
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Busy, DRAIN_DELAY, Fence, Grant, History, Identity, Intent, Key,
-    LockState, Notice, Progress, Release, ReleaseInfo, Renewal, Request, Result, Tether, Token,
-    Ttl, Wake, Which,
+    LockState, Notice, Progress, Release, ReleaseInfo, Renewal, Request, Result, Token, Ttl, Wake,
+    Which,
 };
 
 /// Locks that sessions keep.
@@ -565,13 +565,6 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
         std::mem::take(&mut self.store.client_mut().notices)
     }
 
-    fn tether(&mut self) -> Option<&mut dyn Tether> {
-        Some(self)
-    }
-}
-
-#[async_trait(?Send)]
-impl<S: SessionStore> Tether for SessionLocks<S> {
     fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
         self.holds
             .iter()

@@ -11,11 +11,11 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    Sqlite, client::SqliteClient, database::Database, failure, location, lock_file::LockFile,
-    schema,
+    Sqlite, SqliteOptions, client::SqliteClient, database::Database, failure, location,
+    lock_file::LockFile,
 };
 use crate::lock::{
-    Admin, Check, Error, Finding, Grants, Init, Progress, Result, Role, ServerTime, check, whole_ms,
+    Admin, Check, Error, Finding, Grants, Init, Progress, Result, Role, check, whole_ms,
 };
 
 /// The checks of `dlock doctor`.
@@ -188,19 +188,11 @@ impl Admin for SqliteClient {
         })
     }
 
-    fn schema(&self) -> Option<String> {
-        Some(schema::text().into())
-    }
-
     async fn collect(&mut self, unused_for: Duration, progress: &Progress) -> Result<Option<u64>> {
         if !self.options.path.exists() {
             return Ok(Some(0));
         }
         self.sweep(whole_ms(unused_for), progress).await.map(Some)
-    }
-
-    fn checks(&self) -> Vec<Check> {
-        CHECKS.to_vec()
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
@@ -212,36 +204,6 @@ impl Admin for SqliteClient {
             self.look_at_layout().await,
         ])
     }
-
-    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        // The store's clock is this host's.
-        Ok(Vec::new())
-    }
-
-    fn grants(&self, role: Role) -> Grants {
-        let path = self.options.path.display();
-        let directory = location::directory(&self.options.path)
-            .display()
-            .to_string();
-        let group = role.user();
-        let text = if role.writes() {
-            // The directory gives its group to the files that SQLite creates next to the database.
-            format!(
-                "chgrp {group} {directory} {path}*\nchmod 2770 {directory}\nchmod 660 {path}*\n"
-            )
-        } else {
-            format!("chmod o+rx {directory}\nchmod o+r {path}*\n")
-        };
-        let mut notes = vec![format!(
-            "after the first use of {path}: there is no user in SQLite, the files' modes decide"
-        )];
-        notes.push(if role.writes() {
-            format!("members of the group {group} may take, renew and break locks")
-        } else {
-            "all users of this host can then look at locks, and take none".into()
-        });
-        Grants { text, notes }
-    }
 }
 
 #[async_trait(?Send)]
@@ -250,27 +212,33 @@ impl Admin for Sqlite {
         self.0.init().await
     }
 
-    fn schema(&self) -> Option<String> {
-        self.0.schema()
-    }
-
     async fn collect(&mut self, unused_for: Duration, progress: &Progress) -> Result<Option<u64>> {
         self.0.collect(unused_for, progress).await
-    }
-
-    fn checks(&self) -> Vec<Check> {
-        self.0.checks()
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         self.0.examine().await
     }
+}
 
-    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        self.0.clocks().await
-    }
-
-    fn grants(&self, role: Role) -> Grants {
-        self.0.grants(role)
-    }
+/// Returns the least rights for `role`.
+pub(super) fn grants(options: &SqliteOptions, role: Role) -> Grants {
+    let path = options.path.display();
+    let directory = location::directory(&options.path).display().to_string();
+    let group = role.user();
+    let text = if role.writes() {
+        // The directory gives its group to the files that SQLite creates next to the database.
+        format!("chgrp {group} {directory} {path}*\nchmod 2770 {directory}\nchmod 660 {path}*\n")
+    } else {
+        format!("chmod o+rx {directory}\nchmod o+r {path}*\n")
+    };
+    let mut notes = vec![format!(
+        "after the first use of {path}: there is no user in SQLite, the files' modes decide"
+    )];
+    notes.push(if role.writes() {
+        format!("members of the group {group} may take, renew and break locks")
+    } else {
+        "all users of this host can then look at locks, and take none".into()
+    });
+    Grants { text, notes }
 }

@@ -49,7 +49,7 @@
 //!
 //! This module may not: sleep (but in `wait`, in `watch`, and while a store is created), retry,
 //! read a clock, start a thread or open the database before the first question (the guardian is
-//! forked between [`Tether::prepare`] and that), or open the database file by itself (closing it
+//! forked between [`Backend::prepare`] and that), or open the database file by itself (closing it
 //! again would drop SQLite's own locks).
 
 mod client;
@@ -86,7 +86,7 @@ use super::cas::{CasBackend, ReadFor, Store as _, in_order};
 use crate::lock::{
     Amendment, Attempt, Backend, Busy, Capabilities, Effect, Entry, Error, Fence, History,
     Identity, Intent, Key, Kind, LastResort, LockState, Mode, Namespace, Progress, Release,
-    ReleaseInfo, Renewal, Request, Result, Scope, Tether, Token, Wake, Which,
+    ReleaseInfo, Renewal, Request, Result, Scope, Token, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -364,7 +364,7 @@ impl Backend for Sqlite {
 
     /// The row first, then the bytes, so that the next holder finds the row free. If the row can't
     /// be written, the bytes of an attached hold are given back all the same, unless the row must
-    /// tell how the hold ended: then the release fails, and keeps them ([`Tether::cut`]).
+    /// tell how the hold ended: then the release fails, and keeps them ([`Backend::cut`]).
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         let exists = self.exists()?;
         let (has_process, current) = self.client().confirm(key, token)?;
@@ -438,39 +438,6 @@ impl Backend for Sqlite {
         self.0.history(key).await
     }
 
-    fn tether(&mut self) -> Option<&mut dyn Tether> {
-        Some(self)
-    }
-}
-
-impl Sqlite {
-    /// Refuses to evict a hold of a living process: the kernel keeps its bytes.
-    async fn check_detached(&mut self, key: &Key, fence: Fence) -> Result<()> {
-        let mut snapshot = self.client().read(key, ReadFor::Change).await?;
-        let now = snapshot.now();
-        snapshot.document.expire(now);
-        if snapshot.document.is_detached(fence) != Some(false) {
-            return Ok(());
-        }
-        let holder = snapshot
-            .document
-            .holders(now)
-            .into_iter()
-            .find(|holder| holder.fence == Some(fence));
-        let pid = holder
-            .and_then(|holder| holder.metadata?.pid)
-            .map(|pid| format!(" (dlock pid {pid})"))
-            .unwrap_or_default();
-        let why = format!(
-            "the process that has the lock lives{pid}: this store can't take a lock away from a living process"
-        );
-        Err(Error::new(Kind::Unsupported, why)
-            .hint("without --now its dlock is asked to stop; or kill the process"))
-    }
-}
-
-#[async_trait(?Send)]
-impl Tether for Sqlite {
     fn prepare(&mut self, command_keeps: bool) -> Result<Option<LastResort>> {
         let client = self.client();
         let file = client.open_lock_file(command_keeps)?;
@@ -498,5 +465,31 @@ impl Tether for Sqlite {
         client.wake_watchers();
         client.notify_watchers();
         freed
+    }
+}
+
+impl Sqlite {
+    /// Refuses to evict a hold of a living process: the kernel keeps its bytes.
+    async fn check_detached(&mut self, key: &Key, fence: Fence) -> Result<()> {
+        let mut snapshot = self.client().read(key, ReadFor::Change).await?;
+        let now = snapshot.now();
+        snapshot.document.expire(now);
+        if snapshot.document.is_detached(fence) != Some(false) {
+            return Ok(());
+        }
+        let holder = snapshot
+            .document
+            .holders(now)
+            .into_iter()
+            .find(|holder| holder.fence == Some(fence));
+        let pid = holder
+            .and_then(|holder| holder.metadata?.pid)
+            .map(|pid| format!(" (dlock pid {pid})"))
+            .unwrap_or_default();
+        let why = format!(
+            "the process that has the lock lives{pid}: this store can't take a lock away from a living process"
+        );
+        Err(Error::new(Kind::Unsupported, why)
+            .hint("without --now its dlock is asked to stop; or kill the process"))
     }
 }

@@ -8,7 +8,7 @@ use crate::{
         kit::{Address, Configured, Scheme, StoreInfo},
         sql,
     },
-    lock::{Backend, Key, Namespace, Result, Sharing},
+    lock::{Backend, Grants, Key, Namespace, Result, Role, Sharing},
 };
 
 /// SQLite.
@@ -64,5 +64,13 @@ impl Configured for SqliteOptions {
             &[],
             &[],
         ))
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(schema::text().into())
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        examine::grants(self, role)
     }
 }

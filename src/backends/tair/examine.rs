@@ -2,16 +2,16 @@
 
 use async_trait::async_trait;
 
-use super::{TairMode, TairStore};
+use super::{TairMode, TairOptions, TairStore};
 use crate::{
     backends::{
         net::transport,
         redis::{
             self,
-            examine::{Needs, SERVER, ServerReport, ServerRole, grants, questions, server_time},
+            examine::{Needs, ServerReport, ServerRole, questions, server_time},
         },
     },
-    lock::{Admin, Check, Finding, Grants, Result, Role, ServerTime},
+    lock::{Admin, Finding, Grants, Result, Role, ServerTime},
 };
 
 impl TairStore {
@@ -32,10 +32,6 @@ impl TairStore {
 
 #[async_trait(?Send)]
 impl Admin for TairStore {
-    fn checks(&self) -> Vec<Check> {
-        [SERVER, &[transport::CHECK]].concat()
-    }
-
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         let replies = self.look(&questions()).await?;
         let mut findings =
@@ -54,64 +50,65 @@ impl Admin for TairStore {
             .into_iter()
             .collect())
     }
+}
 
-    fn grants(&self, role: Role) -> Grants {
-        let plain = self.options.mode == TairMode::Plain;
-        let needs = Needs {
-            writes: if plain {
-                &[
-                    "set",
-                    "cas",
-                    "cad",
-                    "incrby",
-                    "hset",
-                    "hdel",
-                    "hget",
-                    "pexpire",
-                    "zadd",
-                    "zrem",
-                    "zrank",
-                    "lpush",
-                    "ltrim",
-                    "hsetnx",
-                    "hincrby",
-                    "command|info",
-                ]
-            } else {
-                &[
-                    "exset",
-                    "excas",
-                    "excad",
-                    "incrby",
-                    "hset",
-                    "hdel",
-                    "hget",
-                    "pexpire",
-                    "zadd",
-                    "zrem",
-                    "zrank",
-                    "lpush",
-                    "ltrim",
-                    "hsetnx",
-                    "hincrby",
-                    "command|info",
-                ]
-            },
-            reads: if plain {
-                &[
-                    "time", "type", "getrange", "pttl", "hgetall", "zrange", "lrange", "hlen",
-                    "get", "scan",
-                ]
-            } else {
-                &[
-                    "time", "type", "exget", "getrange", "pttl", "hgetall", "zrange", "lrange",
-                    "hlen", "get", "scan",
-                ]
-            },
-            publishes: false,
-            select: self.options.server.db != 0,
-            ..Needs::scripts_and_lists(&self.options.namespace)
-        };
-        grants(&needs, role)
-    }
+/// Returns the least rights for `role`.
+pub(super) fn grants(options: &TairOptions, role: Role) -> Grants {
+    let plain = options.mode == TairMode::Plain;
+    let needs = Needs {
+        writes: if plain {
+            &[
+                "set",
+                "cas",
+                "cad",
+                "incrby",
+                "hset",
+                "hdel",
+                "hget",
+                "pexpire",
+                "zadd",
+                "zrem",
+                "zrank",
+                "lpush",
+                "ltrim",
+                "hsetnx",
+                "hincrby",
+                "command|info",
+            ]
+        } else {
+            &[
+                "exset",
+                "excas",
+                "excad",
+                "incrby",
+                "hset",
+                "hdel",
+                "hget",
+                "pexpire",
+                "zadd",
+                "zrem",
+                "zrank",
+                "lpush",
+                "ltrim",
+                "hsetnx",
+                "hincrby",
+                "command|info",
+            ]
+        },
+        reads: if plain {
+            &[
+                "time", "type", "getrange", "pttl", "hgetall", "zrange", "lrange", "hlen", "get",
+                "scan",
+            ]
+        } else {
+            &[
+                "time", "type", "exget", "getrange", "pttl", "hgetall", "zrange", "lrange", "hlen",
+                "get", "scan",
+            ]
+        },
+        publishes: false,
+        select: options.server.db != 0,
+        ..Needs::scripts_and_lists(&options.namespace)
+    };
+    needs.grants(role)
 }

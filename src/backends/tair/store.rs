@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{CAPABILITIES, Tair, TairMode, TairOptions, sharing, value};
+use super::{CAPABILITIES, Tair, TairMode, TairOptions, examine, sharing, value};
 use crate::{
     backends::{
         kit::{Address, Configured, PASSWORD, Parameter, Scheme, StoreInfo, TLS},
         redis::{self, sharing::OF_STRINGS, store::DATABASE},
     },
-    lock::{Backend, Key, Result, Sharing},
+    lock::{Backend, Grants, Key, Result, Role, Sharing},
 };
 
 /// Tair, and Redis with the module TairString.
@@ -58,6 +58,10 @@ impl Configured for TairOptions {
 
     fn sharing(&self, key: &Key) -> Result<Sharing> {
         sharing::sharing(self, key)
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        examine::grants(self, role)
     }
 
     fn user(&self) -> Option<&str> {

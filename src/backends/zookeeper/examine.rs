@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::{
-    ZooKeeper, failure,
+    ZooKeeper, ZooKeeperOptions, failure,
     hold::ZkHold,
     names::{folder, meta_folder},
     session::{LONGEST, Purpose, ZkSession},
@@ -271,10 +271,6 @@ impl Admin for ZooKeeper {
         outcome.map(Some)
     }
 
-    fn checks(&self) -> Vec<Check> {
-        CHECKS.to_vec()
-    }
-
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         let outcome = self.look_at_ensemble().await;
         self.ensemble.await_ended_sessions().await;
@@ -284,41 +280,41 @@ impl Admin for ZooKeeper {
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
         Ok(self.read_clock().await?.into_iter().collect())
     }
+}
 
-    fn grants(&self, role: Role) -> Grants {
-        let options = self.options();
-        let places = [
-            folder(&options.chroot, &options.namespace),
-            meta_folder(&options.chroot, &options.namespace),
-        ];
-        if !role.writes() {
-            return Grants {
-                text: String::new(),
-                notes: vec![
-                    "ZooKeeper has no such role for locks: what a login makes is that login's alone, to read too".into(),
-                    "to look, use the login of --print-grants run; without a login all users can look, and take".into(),
-                ],
-            };
-        }
-        let mut lines = vec![format!("addauth digest {}:{PASSWORD}", role.user())];
-        for (at, _) in format!("{}/", options.chroot).match_indices('/').skip(1) {
-            lines.push(format!("create {}", &options.chroot[..at]));
-        }
-        for place in places.iter().filter(|place| **place != options.chroot) {
-            lines.push(format!("create {place}"));
-            lines.push(format!("setAcl {place} auth::cdrwa"));
-        }
-        let notes = vec![
-            format!("lines for zkCli.sh, once; put a password in the place of {PASSWORD}"),
-            format!(
-                "then the URL is zookeeper://{}@HOST: dlock makes all below for that login alone",
-                role.user()
-            ),
-        ];
-        Grants {
-            text: lines.join("\n") + "\n",
-            notes,
-        }
+/// Returns the least rights for `role`.
+pub(super) fn grants(options: &ZooKeeperOptions, role: Role) -> Grants {
+    let places = [
+        folder(&options.chroot, &options.namespace),
+        meta_folder(&options.chroot, &options.namespace),
+    ];
+    if !role.writes() {
+        return Grants {
+            text: String::new(),
+            notes: vec![
+                "ZooKeeper has no such role for locks: what a login makes is that login's alone, to read too".into(),
+                "to look, use the login of --print-grants run; without a login all users can look, and take".into(),
+            ],
+        };
+    }
+    let mut lines = vec![format!("addauth digest {}:{PASSWORD}", role.user())];
+    for (at, _) in format!("{}/", options.chroot).match_indices('/').skip(1) {
+        lines.push(format!("create {}", &options.chroot[..at]));
+    }
+    for place in places.iter().filter(|place| **place != options.chroot) {
+        lines.push(format!("create {place}"));
+        lines.push(format!("setAcl {place} auth::cdrwa"));
+    }
+    let notes = vec![
+        format!("lines for zkCli.sh, once; put a password in the place of {PASSWORD}"),
+        format!(
+            "then the URL is zookeeper://{}@HOST: dlock makes all below for that login alone",
+            role.user()
+        ),
+    ];
+    Grants {
+        text: lines.join("\n") + "\n",
+        notes,
     }
 }
 

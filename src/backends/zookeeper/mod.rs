@@ -70,7 +70,7 @@ use self::{
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, Entry, History, Identity, Intent, Key, LockState,
-    Pace, Progress, Release, ReleaseInfo, Renewal, Request, Result, Tether, Token, Wake, Which,
+    Pace, Progress, Release, ReleaseInfo, Renewal, Request, Result, Token, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -293,13 +293,6 @@ impl Backend for ZooKeeper {
             .await
     }
 
-    fn tether(&mut self) -> Option<&mut dyn Tether> {
-        Some(self)
-    }
-}
-
-#[async_trait(?Send)]
-impl Tether for ZooKeeper {
     async fn watch(&mut self, key: &Key, token: &Token) {
         self.await_trouble(key, token).await;
     }

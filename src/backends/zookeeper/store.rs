@@ -9,7 +9,7 @@ use crate::{
         kit::{Address, Configured, PASSWORD, Parameter, Scheme, StoreInfo, TLS},
         queue::record::LAYOUT,
     },
-    lock::{Backend, Key, Result, Sharing},
+    lock::{Backend, Grants, Key, Result, Role, Sharing},
 };
 
 /// ZooKeeper.
@@ -95,6 +95,10 @@ impl Configured for ZooKeeperOptions {
 
     fn sharing(&self, key: &Key) -> Result<Sharing> {
         Ok(sharing::sharing(self, key))
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        examine::grants(self, role)
     }
 
     fn user(&self) -> Option<&str> {

@@ -222,7 +222,7 @@ fn sources(settings: &DoctorSettings, context: &Context) -> Finding {
 }
 
 fn print_grants(backend: &dyn Backend, role: Role, context: &Context) -> u8 {
-    let grants = backend.grants(role);
+    let grants = context.target.store.grants(role);
     let out = &context.out;
     if out.is_json() {
         return out.finish(

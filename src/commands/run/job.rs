@@ -333,9 +333,9 @@ impl Job<'_> {
         first: Deadlines,
     ) -> io::Result<()> {
         let environment = self.environment(holds);
-        let tethers = holds.iter_mut().filter_map(|hold| hold.backend.tether());
-        let lifelines = tethers
-            .map(|tether| tether.lifelines())
+        let lifelines = holds
+            .iter()
+            .map(|hold| hold.backend.lifelines())
             .collect::<io::Result<Vec<_>>>()?;
         let lifelines: Vec<_> = lifelines.into_iter().flatten().collect();
         self.supervisor

@@ -27,10 +27,10 @@ use super::*;
 use crate::{
     backends::memory::{Memory, MemoryStore},
     lock::{
-        Admin, Amendment, Attempt, Backend, Busy, Check, Effect, Entry, Error, Fence, Finding,
-        Grant, Grants, History, Identity, Intent, Kind, LockState, Mode, Namespace, Once, Origin,
-        Pace, Progress, Release, ReleaseInfo, Renewal, Request, Result, Role, Rule, RunPolicy,
-        RunState, Scope, ServerTime, Tether, Wake, Which,
+        Admin, Amendment, Attempt, Backend, Busy, Effect, Entry, Error, Fence, Finding, Grant,
+        History, Identity, Intent, Kind, LockState, Mode, Namespace, Once, Origin, Pace, Progress,
+        Release, ReleaseInfo, Renewal, Request, Result, Rule, RunPolicy, RunState, Scope,
+        ServerTime, Wake, Which,
     },
 };
 
@@ -89,7 +89,7 @@ struct Faulty {
     /// How many times a free lock reports busy for a moment.
     transient: u32,
     other_servers: bool,
-    /// Whether cutting the tether ends a hold that can't be released.
+    /// Whether ending the session ends a hold that can't be released.
     cuts: bool,
     /// Signals that the hold may have changed.
     hint: Rc<tokio::sync::Notify>,
@@ -139,20 +139,12 @@ impl Faulty {
 
 #[async_trait(?Send)]
 impl Admin for Faulty {
-    fn checks(&self) -> Vec<Check> {
-        self.inner.checks()
-    }
-
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         self.inner.examine().await
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
         self.inner.clocks().await
-    }
-
-    fn grants(&self, role: Role) -> Grants {
-        self.inner.grants(role)
     }
 }
 
@@ -245,13 +237,6 @@ impl Backend for Faulty {
     async fn history(&mut self, key: &Key) -> Result<History> {
         self.inner.history(key).await
     }
-    fn tether(&mut self) -> Option<&mut dyn Tether> {
-        Some(self)
-    }
-}
-
-#[async_trait(?Send)]
-impl Tether for Faulty {
     async fn watch(&mut self, _: &Key, _: &Token) {
         self.hint.notified().await;
     }

@@ -73,11 +73,7 @@ async fn full_cycle(options: EtcdOptions) {
     client.take(&crate::lab::nested(&held)).await;
     let _ = tokio::time::timeout(
         Duration::from_millis(20),
-        client
-            .0
-            .tether()
-            .expect("a session")
-            .watch(&held.key, &held.token),
+        client.0.watch(&held.key, &held.token),
     )
     .await;
     client.inspect(&key("a/b")).await;

@@ -293,14 +293,9 @@ async fn a_holder_notices_that_its_key_is_gone(lab: &Lab) {
         let held = a.hold(&key("job")).await;
         if how != "without a watch before" {
             assert!(
-                timeout(
-                    SLACK,
-                    a.0.tether()
-                        .expect("a session")
-                        .watch(&held.key, &held.token)
-                )
-                .await
-                .is_err(),
+                timeout(SLACK, a.0.watch(&held.key, &held.token))
+                    .await
+                    .is_err(),
                 "too early"
             );
             a.renewed(&held, None).await;
@@ -314,14 +309,9 @@ async fn a_holder_notices_that_its_key_is_gone(lab: &Lab) {
         };
         lab.etcd().etcd().ctl(words);
         let began = Instant::now();
-        timeout(
-            soon(),
-            a.0.tether()
-                .expect("a session")
-                .watch(&held.key, &held.token),
-        )
-        .await
-        .unwrap_or_else(|_| panic!("{how}: not noticed"));
+        timeout(soon(), a.0.watch(&held.key, &held.token))
+            .await
+            .unwrap_or_else(|_| panic!("{how}: not noticed"));
         assert!(
             began.elapsed() < stretched(SLACK),
             "{how}: {:?}",

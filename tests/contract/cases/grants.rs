@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use dlock::{
-    backends::{Secret, etcd, mysql, postgres, redis, redlock::Redlock, zookeeper::ZooKeeper},
+    backends::{
+        Secret, etcd, kit::Configured, mysql, postgres, redis, redlock::Redlock,
+        zookeeper::ZooKeeper,
+    },
     lock::{
         Amendment, Break, Effect, Intent, Kind as ErrorKind, Mode, Note, PASSWORD, Progress,
         Release, Renewal, Result, Role, RunState, Scope, Which,
@@ -252,9 +255,9 @@ async fn assert_read_only(view: &mut Client, held: &dlock::lock::Request) {
 }
 
 /// Runs the printed line of each role on a server.
-fn set_users(server: &support::redis::Redis, client: &Client) {
+fn set_users(server: &support::redis::Redis, options: &impl Configured) {
     for role in ROLES {
-        let text = client.0.grants(role).text.replace(PASSWORD, "pw");
+        let text = options.grants(role).text.replace(PASSWORD, "pw");
         assert_eq!(text.lines().count(), 1, "{text}");
         let words: Vec<&str> = text.split_whitespace().collect();
         assert_eq!(server.text(&words), "OK", "{text}");
@@ -284,7 +287,7 @@ async fn redis_users_have_the_rights_they_need(lab: &Lab) {
         host: "127.0.0.1".into(),
         port: lab.redis().server().port,
     });
-    set_users(&lab.redis().server(), &lab.client().await);
+    set_users(&lab.redis().server(), &options);
     use_rights(lab, true, |user| {
         Client(Box::new(redis::Redis::new(as_user(&options, user))))
     })
@@ -293,15 +296,16 @@ async fn redis_users_have_the_rights_they_need(lab: &Lab) {
 }
 
 async fn users_are_confined_to_their_namespace(lab: &Lab) {
-    set_users(&lab.redis().server(), &lab.client_in("one").await);
-    let options = redis::RedisOptions {
-        namespace: dlock::lock::Namespace::new("other").expect("a namespace"),
+    let options = |namespace| redis::RedisOptions {
+        namespace: dlock::lock::Namespace::new(namespace).expect("a namespace"),
         ..redis::RedisOptions::new(redis::RedisServer::Tcp {
             host: "127.0.0.1".into(),
             port: lab.redis().server().port,
         })
     };
-    let mut stranger = Client(Box::new(redis::Redis::new(as_user(&options, "dlock-run"))));
+    set_users(&lab.redis().server(), &options("one"));
+    let stranger = as_user(&options("other"), "dlock-run");
+    let mut stranger = Client(Box::new(redis::Redis::new(stranger)));
     let error = stranger
         .0
         .try_acquire(&request(&key("job"), LONG))
@@ -318,10 +322,7 @@ async fn sentinel_users_have_the_rights_they_need(lab: &Lab) {
         within: Duration::from_secs(2),
     });
     for server in &deployment.servers {
-        set_users(
-            server,
-            &Client(Box::new(redis::Redis::new(options.clone()))),
-        );
+        set_users(server, &options);
     }
     use_rights(lab, true, |user| {
         Client(Box::new(redis::Redis::new(as_user(&options, user))))
@@ -334,10 +335,7 @@ async fn cluster_users_have_the_rights_they_need(lab: &Lab) {
     let cluster = Cluster::start();
     let options = cluster::options_at([cluster.nodes[0].port]);
     for server in &cluster.nodes {
-        set_users(
-            server,
-            &Client(Box::new(redis::Redis::new(options.clone()))),
-        );
+        set_users(server, &options);
     }
     use_rights(lab, true, |user| {
         Client(Box::new(redis::Redis::new(as_user(&options, user))))
@@ -349,7 +347,7 @@ async fn cluster_users_have_the_rights_they_need(lab: &Lab) {
 async fn redlock_users_have_the_rights_they_need(lab: &Lab) {
     let options = redlock::options(&lab.redlock().ports(), "dlock");
     for n in 0..redlock::NODES {
-        set_users(&lab.redlock().node(n), &lab.client().await);
+        set_users(&lab.redlock().node(n), &options);
     }
     use_rights(lab, true, |user| {
         let nodes = options
@@ -372,11 +370,10 @@ async fn redlock_users_have_the_rights_they_need(lab: &Lab) {
 
 async fn postgres_roles_have_the_rights_they_need(lab: &Lab) {
     lab.target.isolate().await;
-    let client = lab.client().await;
-    for role in ROLES {
-        lab.postgres().sql(&client.0.grants(role).text);
-    }
     let options = lab.postgres().options("dlock");
+    for role in ROLES {
+        lab.postgres().sql(&options.grants(role).text);
+    }
     use_rights(lab, true, |user| {
         let mut options = options.clone();
         options.sql.user = Some(user.into());
@@ -387,12 +384,11 @@ async fn postgres_roles_have_the_rights_they_need(lab: &Lab) {
 
 async fn mariadb_users_have_the_rights_they_need(lab: &Lab) {
     lab.target.isolate().await;
-    let client = lab.client().await;
+    let options = lab.mariadb().options("dlock");
     for role in ROLES {
         lab.mariadb()
-            .sql(&client.0.grants(role).text.replace(PASSWORD, "pw"));
+            .sql(&options.grants(role).text.replace(PASSWORD, "pw"));
     }
-    let options = lab.mariadb().options("dlock");
     use_rights(lab, true, |user| {
         let mut options = options.clone();
         options.sql.user = Some(user.into());
@@ -411,10 +407,8 @@ async fn etcd_users_have_the_rights_they_need(lab: &Lab) {
             .map(|port| ("127.0.0.1".into(), *port))
             .collect(),
     );
-    let client = etcd::Etcd::new(options.clone());
     for role in ROLES {
-        use dlock::lock::Admin as _;
-        for line in client.grants(role).text.replace(PASSWORD, "pw").lines() {
+        for line in options.grants(role).text.replace(PASSWORD, "pw").lines() {
             let words: Vec<&str> = line.split(' ').skip(1).collect();
             server.ctl(&words);
         }
@@ -434,17 +428,16 @@ async fn etcd_users_have_the_rights_they_need(lab: &Lab) {
 async fn a_zookeeper_login_has_the_rights_it_needs(lab: &Lab) {
     let zookeeper = lab.zookeeper();
     let admin = zookeeper.admin().await;
-    let client = lab.client().await;
+    let hosts = zookeeper.servers().hosts();
+    let options = zookeeper.options(hosts.clone(), "dlock");
     // Both roles write, so they share the nodes that one of them created.
-    let text = client.0.grants(Role::Run).text.replace(PASSWORD, "pw");
+    let text = options.grants(Role::Run).text.replace(PASSWORD, "pw");
     for line in text.lines() {
         zk_cli(&admin, line).await;
     }
     assert!(
-        client.0.grants(Role::View).text.is_empty()
-            && !client.0.grants(Role::View).notes.is_empty()
+        options.grants(Role::View).text.is_empty() && !options.grants(Role::View).notes.is_empty()
     );
-    let hosts = zookeeper.servers().hosts();
     use_rights(lab, false, |_| {
         let options = zookeeper.options(hosts.clone(), "dlock");
         Client(Box::new(ZooKeeper::new(

@@ -157,11 +157,7 @@ async fn a_session_that_is_ended_is_noticed_at_once(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    let quiet = tokio::time::timeout(
-        SLACK,
-        a.0.tether().expect("a session").watch(&job, &held.token),
-    )
-    .await;
+    let quiet = tokio::time::timeout(SLACK, a.0.watch(&job, &held.token)).await;
     assert!(quiet.is_err(), "the watch ended too early");
     let number = lab.either("pid", "session");
     let number = lab.sql(&format!(
@@ -172,12 +168,9 @@ async fn a_session_that_is_ended_is_noticed_at_once(lab: &Lab) {
         format!("SELECT pg_terminate_backend({number})"),
         format!("KILL {number}"),
     ));
-    tokio::time::timeout(
-        soon(),
-        a.0.tether().expect("a session").watch(&job, &held.token),
-    )
-    .await
-    .expect("the session is over");
+    tokio::time::timeout(soon(), a.0.watch(&job, &held.token))
+        .await
+        .expect("the session is over");
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     let next = request(&job, LONG);
@@ -325,12 +318,9 @@ async fn a_cut_connection_is_noticed_at_once(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     proxy.cut();
-    tokio::time::timeout(
-        soon(),
-        a.0.tether().expect("a session").watch(&job, &held.token),
-    )
-    .await
-    .expect("the connection is over");
+    tokio::time::timeout(soon(), a.0.watch(&job, &held.token))
+        .await
+        .expect("the connection is over");
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     lab.client()
         .await
@@ -404,22 +394,16 @@ async fn fences_rise_when_holders_crash(lab: &Lab) {
 
 async fn each_hold_has_a_lifeline(lab: &Lab) {
     let mut a = lab.client().await;
-    assert!(
-        a.0.tether()
-            .expect("a session")
-            .lifelines()
-            .expect("none")
-            .is_empty()
-    );
+    assert!(a.0.lifelines().expect("none").is_empty());
     let job = key("job");
     let held = a.hold(&job).await;
     a.hold(&key("other")).await;
-    let lines = a.0.tether().expect("a session").lifelines().expect("two");
+    let lines = a.0.lifelines().expect("two");
     assert_eq!(lines.len(), 2);
     drop(lines);
     a.renewed(&held, None).await;
     // The lock is free at the latest when the last lifeline is closed.
-    let lines = a.0.tether().expect("a session").lifelines().expect("two");
+    let lines = a.0.lifelines().expect("two");
     drop(a);
     lab.pass(SLACK).await;
     drop(lines);

@@ -345,10 +345,7 @@ async fn a_node_deleted_from_outside_causes_a_drain_delay(lab: &Lab) {
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
     let noticed = async {
-        a.0.tether()
-            .expect("a session")
-            .watch(&job, &held.token)
-            .await;
+        a.0.watch(&job, &held.token).await;
         Instant::now()
     };
     let delete = async {

@@ -8,6 +8,7 @@ use std::{
 use async_trait::async_trait;
 use dlock::{
     backends::{
+        kit::Configured as _,
         mysql::{MysqlOptions, backend},
         sql::{SqlMode, SqlServer},
     },
@@ -78,7 +79,7 @@ impl Target {
 
     /// Creates the tables, which every case needs except those about creating them.
     fn create_tables(&self) {
-        self.sql(&backend(self.options("dlock")).schema().expect("a schema"));
+        self.sql(&self.options("dlock").schema().expect("a schema"));
     }
 
     pub fn options(&self, namespace: &str) -> MysqlOptions {

@@ -8,6 +8,7 @@ use std::{
 use async_trait::async_trait;
 use dlock::{
     backends::{
+        kit::Configured as _,
         postgres::{PostgresOptions, backend},
         sql::{SqlMode, SqlServer},
     },
@@ -74,7 +75,7 @@ impl Target {
 
     /// Creates the tables, which every case needs except those about creating them.
     fn create_tables(&self) {
-        let schema = backend(self.options("dlock")).schema().expect("a schema");
+        let schema = self.options("dlock").schema().expect("a schema");
         self.sql(&format!("BEGIN; {schema} COMMIT"));
     }
 

@@ -78,92 +78,91 @@ impl<'a> Needs<'a> {
             cluster: false,
         }
     }
-}
 
-/// Returns the command and notes on it. Patterns of keys and of channels are those of
-/// [`crate::backends::redis::names::RedisNames`].
-pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
-    let start = prefix(needs.namespace);
-    // Redis 6.2 leaves all channels to a user after `reset`, and refuses more patterns then.
-    let mut words = vec![format!(
-        "ACL SETUSER {} reset resetchannels on >{PASSWORD}",
-        role.user()
-    )];
-    // A lock's keys begin with the namespace, except the fence counter, whose name is Redisson's.
-    words.push(format!("~{start}*"));
-    if !start.is_empty() {
-        words.push(format!("~redisson_lock_token:{{{start}*}}"));
-    }
-    if needs.publishes && role.writes() {
-        // The leases of Redisson's and dlock's readers, and the queue of Redisson's fair lock.
-        words.push(format!(
-            "~{{{start}*}}:*:rwlock_timeout:* ~redisson_lock_queue:{{{start}*}}"
-        ));
-    }
-    if needs.publishes && role.writes() {
-        words.push(format!(
-            "&redisson_lock__channel:{{{start}*}}* &redisson_rwlock:{{{start}*}}"
-        ));
-    }
-    let mut commands = needs.reads.to_vec();
-    if role.writes() {
-        commands.extend(needs.writes);
-    }
-    for (wanted, names) in [
-        (needs.select, &["select"] as &[&str]),
-        (needs.replicas && role.writes(), &["wait"]),
-        (
-            needs.sentinel || needs.all_replicas && role.writes() && !needs.cluster,
-            &["role"],
-        ),
-        (
-            needs.all_replicas && role.writes() && needs.cluster,
-            &["cluster|nodes"],
-        ),
-        (needs.cluster, &["cluster|slots", "asking", "exists"]),
-        (
-            needs.cluster && needs.publishes && role.writes(),
-            &["spublish"],
-        ),
-    ] {
-        commands.extend(names.iter().filter(|_| wanted));
-    }
-    commands.sort_unstable();
-    commands.dedup();
-    words.extend(commands.iter().map(|command| format!("+{command}")));
-    let mut notes = vec![
-        format!(
-            "put a password in the place of {PASSWORD}; ACL SAVE, or the same line in users.acl, keeps the user over a restart"
-        ),
-        format!(
-            "dlock doctor sees more with {}+config|get, which no other command needs",
-            if commands.contains(&"info") {
-                ""
-            } else {
-                "+info and "
-            }
-        ),
-    ];
-    if needs.sentinel {
-        notes.insert(
-            0,
-            "on the master and on every replica, since any of them may be the master one day"
-                .to_owned(),
-        );
-        let theirs = "+sentinel|get-master-addr-by-name +sentinel|masters +sentinel|master +sentinel|ckquorum";
-        notes.push(format!(
-            "where sentinels have users, theirs needs no keys: ACL SETUSER {} reset resetchannels on >{PASSWORD} {theirs}",
+    /// Returns the command and notes on it. Patterns of keys and of channels are those of
+    /// [`crate::backends::redis::names::RedisNames`].
+    pub(in crate::backends) fn grants(&self, role: Role) -> Grants {
+        let start = prefix(self.namespace);
+        // Redis 6.2 leaves all channels to a user after `reset`, and refuses more patterns then.
+        let mut words = vec![format!(
+            "ACL SETUSER {} reset resetchannels on >{PASSWORD}",
             role.user()
-        ));
-    }
-    if needs.cluster {
-        notes.insert(
-            0,
-            "on every node; before Redis 7 leave +spublish out, which it doesn't know".to_owned(),
-        );
-    }
-    Grants {
-        text: words.join(" ") + "\n",
-        notes,
+        )];
+        // A lock's keys begin with the namespace, except the fence counter, whose name is Redisson's.
+        words.push(format!("~{start}*"));
+        if !start.is_empty() {
+            words.push(format!("~redisson_lock_token:{{{start}*}}"));
+        }
+        if self.publishes && role.writes() {
+            // The leases of Redisson's and dlock's readers, and the queue of Redisson's fair lock.
+            words.push(format!(
+                "~{{{start}*}}:*:rwlock_timeout:* ~redisson_lock_queue:{{{start}*}}"
+            ));
+            words.push(format!(
+                "&redisson_lock__channel:{{{start}*}}* &redisson_rwlock:{{{start}*}}"
+            ));
+        }
+        let mut commands = self.reads.to_vec();
+        if role.writes() {
+            commands.extend(self.writes);
+        }
+        for (wanted, names) in [
+            (self.select, &["select"] as &[&str]),
+            (self.replicas && role.writes(), &["wait"]),
+            (
+                self.sentinel || self.all_replicas && role.writes() && !self.cluster,
+                &["role"],
+            ),
+            (
+                self.all_replicas && role.writes() && self.cluster,
+                &["cluster|nodes"],
+            ),
+            (self.cluster, &["cluster|slots", "asking", "exists"]),
+            (
+                self.cluster && self.publishes && role.writes(),
+                &["spublish"],
+            ),
+        ] {
+            commands.extend(names.iter().filter(|_| wanted));
+        }
+        commands.sort_unstable();
+        commands.dedup();
+        words.extend(commands.iter().map(|command| format!("+{command}")));
+        let mut notes = vec![
+            format!(
+                "put a password in the place of {PASSWORD}; ACL SAVE, or the same line in users.acl, keeps the user over a restart"
+            ),
+            format!(
+                "dlock doctor sees more with {}+config|get, which no other command needs",
+                if commands.contains(&"info") {
+                    ""
+                } else {
+                    "+info and "
+                }
+            ),
+        ];
+        if self.sentinel {
+            notes.insert(
+                0,
+                "on the master and on every replica, since any of them may be the master one day"
+                    .to_owned(),
+            );
+            let theirs = "+sentinel|get-master-addr-by-name +sentinel|masters +sentinel|master +sentinel|ckquorum";
+            notes.push(format!(
+                "where sentinels have users, theirs needs no keys: ACL SETUSER {} reset resetchannels on >{PASSWORD} {theirs}",
+                role.user()
+            ));
+        }
+        if self.cluster {
+            notes.insert(
+                0,
+                "on every node; before Redis 7 leave +spublish out, which it doesn't know"
+                    .to_owned(),
+            );
+        }
+        Grants {
+            text: words.join(" ") + "\n",
+            notes,
+        }
     }
 }

@@ -15,16 +15,18 @@ pub use self::{
     server::{SERVER, WAKING},
 };
 pub(in crate::backends) use self::{
-    grants::{Needs, grants},
+    grants::Needs,
     server::{
         ServerReport, ServerRole, field, merge, questions, replicas as connected_replicas,
         time as server_time,
     },
 };
-use super::{Redis, connection::RedisConnection, options, race::HEDGE, reading::exchange};
+use super::{
+    Redis, RedisOptions, connection::RedisConnection, options, race::HEDGE, reading::exchange,
+};
 use crate::{
     backends::net::transport,
-    lock::{Admin, Check, Finding, Grants, Key, Result, Role, ServerTime},
+    lock::{Admin, Finding, Grants, Key, Result, Role, ServerTime},
 };
 
 impl Redis {
@@ -139,15 +141,6 @@ fn tls(options: &options::RedisOptions) -> Finding {
 
 #[async_trait(?Send)]
 impl Admin for Redis {
-    fn checks(&self) -> Vec<Check> {
-        let deployment = match &self.options().server {
-            options::RedisServer::Sentinel(_) => SENTINEL,
-            options::RedisServer::Cluster(_) => CLUSTER,
-            options::RedisServer::Tcp { .. } | options::RedisServer::Unix(_) => &[],
-        };
-        [SERVER, WAKING, deployment, &[transport::CHECK]].concat()
-    }
-
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         self.look_at_servers().await
     }
@@ -155,20 +148,20 @@ impl Admin for Redis {
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
         self.read_clocks().await
     }
+}
 
-    fn grants(&self, role: Role) -> Grants {
-        let options = self.options();
-        let mut needs = Needs::scripts_and_lists(&options.namespace);
-        needs.select = options.db != 0;
-        needs.replicas = options.replicas.is_some();
-        needs.all_replicas = options
-            .replicas
-            .is_some_and(|replicas| replicas.count == options::Replicas::ALL);
-        match &options.server {
-            options::RedisServer::Sentinel(_) => needs.sentinel = true,
-            options::RedisServer::Cluster(_) => needs.cluster = true,
-            options::RedisServer::Tcp { .. } | options::RedisServer::Unix(_) => {}
-        }
-        grants(&needs, role)
+/// Returns the least rights for `role`.
+pub(super) fn grants(options: &RedisOptions, role: Role) -> Grants {
+    let mut needs = Needs::scripts_and_lists(&options.namespace);
+    needs.select = options.db != 0;
+    needs.replicas = options.replicas.is_some();
+    needs.all_replicas = options
+        .replicas
+        .is_some_and(|replicas| replicas.count == options::Replicas::ALL);
+    match &options.server {
+        options::RedisServer::Sentinel(_) => needs.sentinel = true,
+        options::RedisServer::Cluster(_) => needs.cluster = true,
+        options::RedisServer::Tcp { .. } | options::RedisServer::Unix(_) => {}
     }
+    needs.grants(role)
 }

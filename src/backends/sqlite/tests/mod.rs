@@ -23,7 +23,7 @@ use super::{
 };
 use crate::lock::{
     Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Once,
-    Release, Renewal, Request, RunPolicy, Scope, Tether, Token, Ttl, Wake,
+    Release, Renewal, Request, RunPolicy, Scope, Token, Ttl, Wake,
 };
 
 fn key(name: &str) -> Key {

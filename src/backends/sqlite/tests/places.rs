@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use sqlx::Connection;
 
 use super::*;
-use crate::lock::{Admin as _, Init, Progress, Renewal, Tether as _};
+use crate::lock::{Admin as _, Init, Progress, Renewal};
 
 async fn refused(path: &Path) -> crate::lock::Error {
     backend(path)

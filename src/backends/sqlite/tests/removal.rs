@@ -9,7 +9,7 @@ use super::{
     super::database::{Database, RowWrite},
     *,
 };
-use crate::lock::{Fence, ReleaseInfo, Renewal, RunState, Tether as _};
+use crate::lock::{Fence, ReleaseInfo, Renewal, RunState};
 
 /// Far longer than inotify needs.
 const SOON: Duration = Duration::from_secs(10);

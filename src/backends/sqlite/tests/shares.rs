@@ -5,7 +5,7 @@ use std::fs;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{processes::Other, waits::for_each_at_once, *};
-use crate::lock::{End, Progress, Renewal, Tether as _};
+use crate::lock::{End, Progress, Renewal};
 
 const SOON: Duration = Duration::from_millis(500);
 
