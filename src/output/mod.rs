@@ -361,9 +361,10 @@ impl Output {
         }
     }
 
-    /// Reports that `run` skips, if stderr is a terminal or verbose output is on.
-    pub fn skipped(&self, skip: &Skip<'_>) {
-        if (self.attended() || self.verbose) && !self.json {
+    /// Reports that `run` skips, if stderr is a terminal, verbose output is on, or this is the end
+    /// of a wait that was asked for.
+    pub fn skipped(&self, skip: &Skip<'_>, after_a_wait: bool) {
+        if (self.attended() || self.verbose || after_a_wait) && !self.json {
             self.notice_with_hint(&skip.text(), &skip.hint());
         }
     }

@@ -1,7 +1,13 @@
-//! The line that shows a wait on a terminal. It is redrawn in place, and cleared when the wait is
-//! over.
+//! The line that shows a wait: on a terminal it is redrawn in place, and cleared when the wait is
+//! over. In a log it is printed once.
 
-use std::{cell::RefCell, future::Future, io, os::fd::AsFd as _, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    future::Future,
+    io,
+    os::fd::AsFd as _,
+    time::Duration,
+};
 
 use super::{Output, age, holders, stderr, window};
 use crate::{
@@ -12,19 +18,36 @@ use crate::{
 /// How long a store may be silent before the line shows that.
 const SILENT: Duration = Duration::from_millis(900);
 
+/// How long a wait lasts before a log has its line: a lock that is free again in a moment is no
+/// news.
+const TOLD_AFTER: Duration = Duration::from_millis(400);
+
+/// How a wait is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    /// By a line that is redrawn.
+    Drawn,
+    /// By one line, which is due.
+    Due,
+    /// That line was printed.
+    Told,
+    Not,
+}
+
 /// A wait in progress.
 pub struct Waiting<'a> {
     silence: &'a Silence,
     policy: WaitPolicy,
     clock: &'a dyn Clock,
     began: BootTime,
-    shown: bool,
+    shown: Cell<Shown>,
     /// The lock, the store's last answer, and when it arrived.
     last: RefCell<Option<(Key, Busy, BootTime)>>,
 }
 
 impl<'a> Waiting<'a> {
-    /// Starts a wait now. Without a terminal, nothing is drawn.
+    /// Starts a wait now. Without a terminal, only a wait that was asked for is shown, and not
+    /// where output counts only if the run fails.
     pub fn new(
         out: &Output,
         silence: &'a Silence,
@@ -32,46 +55,68 @@ impl<'a> Waiting<'a> {
         clock: &'a dyn Clock,
     ) -> Self {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-        let shown = out.attended() && !out.quiet && !out.json && !dumb;
+        let shown = if out.quiet || out.json {
+            Shown::Not
+        } else if out.attended() && !dumb {
+            Shown::Drawn
+        } else if policy == WaitPolicy::Try || out.only_on_failure {
+            Shown::Not
+        } else {
+            Shown::Due
+        };
         Self {
             silence,
             policy,
             clock,
             began: clock.now(),
-            shown,
+            shown: Cell::new(shown),
             last: RefCell::default(),
         }
     }
 
     /// Shows the current holders.
     pub fn update(&self, key: &Key, busy: &Busy) {
-        if self.shown {
+        if matches!(self.shown.get(), Shown::Drawn | Shown::Due) {
             *self.last.borrow_mut() = Some((key.clone(), busy.clone(), self.clock.now()));
-            self.draw();
+            self.show();
         }
     }
 
-    /// Awaits `stop`, and redraws the line each second until then. Cancel safe if `stop` is.
+    /// Whether the wait has a line in a log, which the end of the wait should follow.
+    pub fn is_told(&self) -> bool {
+        self.shown.get() == Shown::Told
+    }
+
+    /// Awaits `stop`, and shows the wait each second until then. Cancel safe if `stop` is.
     pub async fn ticking<T>(&self, stop: impl Future<Output = T>) -> T {
         tokio::pin!(stop);
         loop {
-            let next = self.clock.now().plus(Duration::from_secs(1));
+            let shown = self.shown.get();
+            let every = if shown == Shown::Due {
+                TOLD_AFTER
+            } else {
+                Duration::from_secs(1)
+            };
+            let next = self.clock.now().plus(every);
             tokio::select! {
                 biased;
                 stopped = &mut stop => return stopped,
-                () = self.clock.sleep_until(next), if self.shown => self.draw(),
+                () = self.clock.sleep_until(next), if matches!(shown, Shown::Drawn | Shown::Due) => self.show(),
             }
         }
     }
 
-    fn draw(&self) {
+    fn show(&self) {
         let now = self.clock.now();
+        if self.shown.get() == Shown::Due && now.since(self.began) < TOLD_AFTER {
+            return;
+        }
         let silent = self
             .silence
             .outage()
             .filter(|outage| now.since(outage.since) >= SILENT);
         if let Some(outage) = &silent {
-            Self::draw_line(&no_answer(outage, now));
+            self.print(&no_answer(outage, now));
         } else if let Some((key, busy, at)) = &*self.last.borrow() {
             let mut busy = busy.clone();
             for holder in &mut busy.holders {
@@ -79,14 +124,26 @@ impl<'a> Waiting<'a> {
                     .held_for
                     .map(|held| held.saturating_add(now.since(*at)));
             }
-            let text = line(key, &busy, now.since(self.began), self.policy);
-            Self::draw_line(&text);
+            let most = match (self.shown.get(), self.policy) {
+                (Shown::Due, WaitPolicy::For(most)) => Some(format!("up to {}", age(most))),
+                (Shown::Due, _) => None,
+                (_, WaitPolicy::For(most)) => {
+                    Some(format!("{} of {}", age(now.since(self.began)), age(most)))
+                }
+                _ => Some(age(now.since(self.began))),
+            };
+            self.print(&line(key, &busy, most));
         } else {
             self.clear();
         }
     }
 
-    fn draw_line(text: &str) {
+    fn print(&self, text: &str) {
+        if self.shown.get() == Shown::Due {
+            self.shown.set(Shown::Told);
+            stderr::lines(&format!("{}\n", printable(text)));
+            return;
+        }
         let text = holders::cut(
             &printable(text),
             window(io::stderr().as_fd()).0.saturating_sub(1),
@@ -96,7 +153,7 @@ impl<'a> Waiting<'a> {
 
     /// Clears the line.
     pub fn clear(&self) {
-        if self.shown {
+        if self.shown.get() == Shown::Drawn {
             stderr::clear();
         }
     }
@@ -122,21 +179,22 @@ fn no_answer(outage: &Outage, now: BootTime) -> String {
     format!("dlock: {}: {why}; {more}", outage.url)
 }
 
-fn line(key: &Key, busy: &Busy, waited: Duration, policy: WaitPolicy) -> String {
+/// Returns the line for a busy lock; `most` says how long the wait lasts, or may last.
+fn line(key: &Key, busy: &Busy, most: Option<String>) -> String {
     let holder = busy
         .holders
         .first()
         .map_or_else(|| "another process".into(), holders::described);
-    let mut text = format!("dlock: waiting for {}: {holder}", key.escaped());
-    let most = match policy {
-        WaitPolicy::For(most) => format!("{} of {}", age(waited), age(most)),
-        _ => age(waited),
-    };
-    text += &busy.position.map_or_else(
-        || format!("; {most}"),
-        |position| format!("; {} in queue, {most}", ordinal(position)),
-    );
-    text
+    let position = busy
+        .position
+        .map(|position| format!("{} in queue", ordinal(position)));
+    let more: Vec<_> = position.into_iter().chain(most).collect();
+    let joint = if more.is_empty() { "" } else { "; " };
+    format!(
+        "dlock: waiting for {}: {holder}{joint}{}",
+        key.escaped(),
+        more.join(", ")
+    )
 }
 
 fn ordinal(number: u32) -> String {
@@ -182,22 +240,12 @@ mod tests {
         };
         let key = Key::new("deploy").unwrap();
         assert_eq!(
-            line(
-                &key,
-                &busy,
-                Duration::from_secs(17),
-                WaitPolicy::For(Duration::from_secs(600))
-            ),
+            line(&key, &busy, Some("17s of 10m".into())),
             "dlock: waiting for deploy: ana@ops1, 4m 12s, \"v2.3\"; 2nd in queue, 17s of 10m"
         );
         assert_eq!(
-            line(
-                &key,
-                &Busy::default(),
-                Duration::from_secs(17),
-                WaitPolicy::Forever
-            ),
-            "dlock: waiting for deploy: another process; 17s"
+            line(&key, &Busy::default(), None),
+            "dlock: waiting for deploy: another process"
         );
     }
 

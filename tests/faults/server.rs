@@ -69,6 +69,7 @@ pub fn the_reason_of_a_loss_is_printed_once_and_recorded(server: &mut dyn Server
     let first = world.first_on(&server.through(&proxy), &["--status-file", &status]);
     proxy.set(Mode::Refuse);
     must("the tree is dead", LIMIT, || world.tree().is_empty());
+    std::thread::sleep(Duration::from_millis(1500));
     proxy.set(Mode::Pass);
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
@@ -92,6 +93,26 @@ pub fn the_reason_of_a_loss_is_printed_once_and_recorded(server: &mut dyn Server
         (&"lost".into(), &reason.into()),
         "{history}"
     );
+    // It is dated when it happened, not when the store was back.
+    let ran = |run: &serde_json::Value| {
+        let at = |name: &str| {
+            let text = run[name]
+                .as_str()
+                .unwrap_or_else(|| panic!("{name} in {run}"));
+            humantime::parse_rfc3339(text).expect("a time")
+        };
+        (at("started"), run["ran_ms"].as_u64().expect("a number"))
+    };
+    let (told, recorded) = (ran(&verdict), ran(&history["runs"][0]));
+    let apart = told
+        .0
+        .duration_since(recorded.0)
+        .unwrap_or_else(|error| error.duration());
+    assert!(
+        apart < Duration::from_millis(300) && told.1.abs_diff(recorded.1) < 300,
+        "{verdict} {history}"
+    );
+    assert!(history["runs"][0]["waited_ms"].is_u64(), "{history}");
     world.assert_gone();
     world.assert_free();
 }

@@ -145,7 +145,7 @@ impl Job<'_> {
                     waited,
                     outcome: "not run",
                 };
-                out.skipped(&skip);
+                out.skipped(&skip, !waited.is_zero());
                 note_skip(&mut **backend, &request.key, self.metadata.as_ref(), "busy").await;
                 warn_of_long_hold(&mut **backend, settings, &request.key, out, &busy).await;
                 let by = Some(request.key.clone());
@@ -158,14 +158,14 @@ impl Job<'_> {
             GroupOutcome::Denied(at, denial) => {
                 let Claim { backend, request } = &mut claims[at];
                 let option = settings.policy.option(denial.rule);
-                let cause = Cause::Denied(&denial, &option);
-                out.skipped(&Skip {
+                let skip = Skip {
                     key: &request.key,
                     mode: request.mode,
-                    cause,
+                    cause: Cause::Denied(&denial, &option),
                     waited,
                     outcome: "not run",
-                });
+                };
+                out.skipped(&skip, waiting.is_told());
                 note_skip(
                     &mut **backend,
                     &request.key,
@@ -282,7 +282,7 @@ impl Job<'_> {
             .reason(watch.lost.clone())
             .filter(|_| watch.lost.is_some())
         {
-            self.note_losses(&mut holds, &how, ran, ended).await;
+            self.note_losses(&mut holds, &how, &verdict, ended).await;
         }
         let Outcome { result, status, .. } = watch.outcome(&end);
         (verdict.outcome, verdict.status) = (result, status);

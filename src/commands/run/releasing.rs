@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     lease::{BootClock, Clock as _, Limits, Released, note, release, wall_ms},
-    lock::{self, BootTime, HistoryEntry, Note, ReleaseInfo, RunState},
-    output::ReleaseResult,
+    lock::{self, BootTime, HistoryEntry, Metadata, Note, ReleaseInfo, RunState, whole_ms},
+    output::{ReleaseResult, Verdict},
 };
 
 /// How long dlock tries to release, or to record the loss, in a store that stopped confirming a
@@ -114,14 +114,17 @@ impl Job<'_> {
         &self,
         holds: &mut [JobLock],
         how: &str,
-        ran: Duration,
+        verdict: &Verdict,
         ended: BootTime,
     ) {
         let untold = holds
             .iter_mut()
             .filter(|hold| hold.standing != Ownership::Released);
         let answer = ended.plus(AFTERWARDS).since(BootClock.now()).max(LAST_TRY);
-        join_all(untold.map(|hold| self.note_loss(hold, how, ran, Limits::of(answer)))).await;
+        join_all(
+            untold.map(|hold| self.note_loss(hold, how, (verdict, ended), Limits::of(answer))),
+        )
+        .await;
     }
 
     /// Records in the store how the hold was lost. The store may not answer, which may have been
@@ -130,19 +133,22 @@ impl Job<'_> {
         &self,
         JobLock { backend, lease, .. }: &mut JobLock,
         how: &str,
-        ran: Duration,
+        (verdict, ended): (&Verdict, BootTime),
         limits: Limits<'_>,
     ) {
-        let ended_ms = wall_ms();
+        // The store was tried for a while since then.
+        let ended_ms = wall_ms().saturating_sub(whole_ms(BootClock.now().since(ended)));
+        let started_ms = ended_ms.saturating_sub(whole_ms(verdict.ran.unwrap_or_default()));
         let past = HistoryEntry {
             fence: Some(lease.fence),
-            started_ms: u64::try_from(ran.as_millis())
-                .ok()
-                .map(|ran| ended_ms.saturating_sub(ran)),
+            started_ms: Some(started_ms),
             ended_ms: Some(ended_ms),
             end: lock::End::Lost,
             why: Some(how.to_owned()),
-            metadata: self.metadata.clone(),
+            metadata: self.metadata.clone().map(|us| Metadata {
+                waited_ms: Some(whole_ms(verdict.waited)),
+                ..us
+            }),
         };
         note(&mut **backend, &lease.key, &Note::Lost(past), limits).await;
     }
