@@ -9,7 +9,10 @@ use super::{
     signal, spec, taking,
 };
 use crate::{
-    commands::run::{Args, RunSettings},
+    commands::{
+        TakingArgs,
+        run::{Args, Frequency, PolicyArgs, RunSettings},
+    },
     lease::Budget,
     lock::{Error, Key, Kind, Pace, Result, Ttl},
     output::{MetricsFile, StatusFile, SyslogPolicy},
@@ -60,6 +63,8 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         ("off", SyslogPolicy::Off),
         ("json", SyslogPolicy::Json),
     ];
+    let (conflict_status, done_status) =
+        statuses(&args.taking, &args.policy, policy.frequency, layers)?;
     Ok(RunSettings {
         key,
         also,
@@ -72,10 +77,8 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         policy,
         wait_policy,
         nonblock: args.taking.nonblock,
-        conflict_status: taking::conflict_status(
-            args.taking.conflict_exit_code.as_deref(),
-            layers,
-        )?,
+        conflict_status,
+        done_status,
         on_lost: layers
             .get("on_lost", args.on_lost.as_deref())?
             .map_or(Ok(OnLost::Kill), |setting| on_lost(&setting))?,
@@ -105,6 +108,26 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
             .map_or(Ok(SyslogPolicy::Auto), |setting| setting.choice(&log))?,
         kept_variables: spec::kept_variables(),
     })
+}
+
+/// Returns the statuses of a skip: where the lock is busy, and where another run did the work.
+fn statuses(
+    taking: &TakingArgs,
+    policy: &PolicyArgs,
+    frequency: Frequency,
+    layers: &Layers<'_>,
+) -> Result<(u8, u8)> {
+    let busy = taking::conflict_status(taking.conflict_exit_code.as_deref(), layers)?;
+    let done = match layers.get("done_exit_code", policy.done_exit_code.as_deref())? {
+        Some(setting) if frequency == Frequency::Always => {
+            return Err(setting
+                .refuse("it needs --once-per or --once")
+                .hint("without them no run finds its work done by another"));
+        }
+        Some(setting) => setting.status()?,
+        None => busy,
+    };
+    Ok((busy, done))
 }
 
 fn command(shell: Option<OsString>, command: Vec<OsString>) -> Result<Vec<OsString>> {

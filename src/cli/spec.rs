@@ -207,6 +207,11 @@ pub const SETTINGS: &[Spec] = &[
         "how long the success of once is remembered",
     ),
     of_job(
+        "done_exit_code",
+        "--done-exit-code",
+        "the exit status when once or once_per finds the work done",
+    ),
+    of_job(
         "retry_failed",
         "--retry-failed",
         "how often a failed run is repeated",

@@ -136,6 +136,8 @@ pub struct RunSettings {
     pub nonblock: bool,
     /// The status when the lock is busy.
     pub conflict_status: u8,
+    /// The status when another run has done the work.
+    pub done_status: u8,
     /// What happens to the command when the lock is lost.
     pub on_lost: OnLost,
     /// What happens to processes that outlive the command.

@@ -352,3 +352,53 @@ fn a_signal_ends_the_wait_and_leaves_no_waiter() {
     lab.line(&format!("release k --token {token}"));
     assert_eq!(json(&lab, "inspect k --json")["held"], false);
 }
+
+/// Cron mails what is printed, so a try is silent; a script that waits must see whom it waits for.
+#[test]
+fn a_wait_without_a_terminal_is_told_at_its_start_and_end() {
+    let lab = Lab::new();
+    let token = lab.line("acquire k --ttl 60");
+    let said = |arguments: &str| {
+        let output = lab.run(arguments.split(' '));
+        assert_eq!(output.status.code(), Some(75), "{arguments}: {output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let (start, end) = ("dlock: waiting for k: ", ", after a wait of ");
+    for (command, outcome) in [
+        ("run -k k -w 1s -- true", ": not run\n"),
+        ("acquire k -w 1s", ": not taken\n"),
+        ("hold k -w 1s", ": not taken\n"),
+    ] {
+        let text = said(command);
+        let lines: Vec<&str> = text.split_inclusive('\n').collect();
+        assert!(
+            lines[0].starts_with(start) && lines[0].ends_with("; up to 1s\n"),
+            "{text}"
+        );
+        assert!(
+            lines[1].contains(end) && lines[1].ends_with(outcome),
+            "{text}"
+        );
+        assert!(lines[2].starts_with("hint: ") && lines.len() == 3, "{text}");
+        assert_eq!(said(&command.replace("-w", "-q -w")), "");
+    }
+    assert_eq!(said("run -k k -- true"), "");
+    let captured = said("run -k k -w 1s --output on-failure -- true");
+    assert!(
+        !captured.contains(start) && captured.contains(end),
+        "{captured}"
+    );
+    // A lock that is free again in a moment is no news.
+    let waits = lab
+        .dlock(["run", "-k", "k", "-w", "9s", "--", "true"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    thread::sleep(Duration::from_millis(100));
+    lab.line(&format!("release k --token {token}"));
+    let output = waits.wait_with_output().unwrap();
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{output:?}"
+    );
+}

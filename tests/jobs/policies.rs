@@ -401,3 +401,61 @@ fn a_keys_policy_applies_to_every_run_and_shows_in_metrics() {
         assert!(samples.contains(&line), "{line}: {samples:#?}");
     }
 }
+
+/// One host migrates; the others wait until it is done, whatever the play's strategy.
+#[test]
+fn the_ansible_recipe_migrates_once() {
+    let recipe = include_str!("../../contrib/ansible/migrate.yml");
+    let line = recipe
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("ansible.builtin.command: dlock "))
+        .expect("a command");
+    assert!(recipe.contains("failed_when: migrate.rc not in [0, 3]"));
+    let lab = Lab::new();
+    let log = lab.folder.path().join("log");
+    let script = lab.folder.path().join("migrate.sh");
+    let text = format!(
+        "#!/bin/sh\necho began >> {0}; sleep 1; echo done >> {0}\n",
+        log.display()
+    );
+    fs::write(&script, text).unwrap();
+    let play = |release: &str, host: &str| {
+        let line = line
+            .replace("{{ release }}", release)
+            .replace("./migrate.sh", &format!("sh {}", script.display()))
+            .replacen("run ", &format!("run --host {host} "), 1);
+        dlock::spawn(&lab.backend, &line.split(' ').collect::<Vec<_>>())
+    };
+    // Strategy free, and linear: all hosts at once.
+    let hosts = ["web1", "web2", "web3"].map(|host| play(&lab.key, host));
+    let mut statuses = hosts.map(|host| host.wait(LIMIT).code());
+    statuses.sort_unstable();
+    assert_eq!(statuses, [0, 3, 3]);
+    assert_eq!(fs::read_to_string(&log).unwrap(), "began\ndone\n");
+    // With serial: 1 one host after the other; and a host that is added later.
+    let next = format!("{}-next", lab.key);
+    let hosts = ["web1", "web2", "web4"].map(|host| play(&next, host).wait(LIMIT));
+    assert_eq!(hosts.map(|host| host.code()), [0, 3, 3]);
+    assert_eq!(fs::read_to_string(&log).unwrap(), "began\ndone\n".repeat(2));
+    // A migration that fails is no success anywhere, and each host tries it.
+    fs::write(&script, format!("echo failed >> {}; exit 7", log.display())).unwrap();
+    let last = format!("{}-last", lab.key);
+    let hosts = ["web1", "web2"].map(|host| play(&last, host).wait(LIMIT).code());
+    assert_eq!(hosts, [7, 7]);
+}
+
+#[test]
+fn the_status_of_done_work_needs_a_rule() {
+    let lab = Lab::new();
+    let refused = lab.run("--done-exit-code 3", "true");
+    assert_eq!(refused.code(), 64, "{}", refused.stderr);
+    assert!(refused.stderr.contains("it needs --once-per or --once"));
+    for (options, status) in [
+        ("--once-per 1h", 75),
+        ("--once-per 1h -E 4", 4),
+        ("--once-per 1h -E 4 --done-exit-code 0", 0),
+    ] {
+        lab.run("--once-per 1h", "true");
+        assert_eq!(lab.run(options, "true").code(), status, "{options}");
+    }
+}

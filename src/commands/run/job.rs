@@ -174,11 +174,11 @@ impl Job<'_> {
                 )
                 .await;
                 warn_of_future_start(settings, &request.key, out, &denial);
-                let by = Some(request.key.clone());
+                let (by, status) = (Some(request.key.clone()), settings.denied_status(&denial));
                 Verdict {
                     by,
                     refused: Some((denial, option)),
-                    ..verdict(RunResult::Busy, settings.conflict_status)
+                    ..verdict(RunResult::Busy, status)
                 }
             }
             GroupOutcome::Stopped(Some(signal)) => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::lock::{Once, Rule, RunPolicy, length};
+use crate::lock::{Denial, Once, Rule, RunPolicy, RunState, length};
 
 /// How often a key's command may run, and how close together runs may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +48,16 @@ pub struct RepeatRule {
     pub failed: u32,
     /// Whether a run may be repeated after a run whose outcome is unknown.
     pub crashed: bool,
+}
+
+impl super::RunSettings {
+    /// Returns the status of a run that a rule denies.
+    pub(super) fn denied_status(&self, denial: &Denial) -> u8 {
+        match denial.rule {
+            Rule::Once(RunState::Ok) => self.done_status,
+            _ => self.conflict_status,
+        }
+    }
 }
 
 impl PolicySettings {
@@ -159,6 +169,14 @@ pub struct PolicyArgs {
         hide_short_help = true
     )]
     pub keep: Option<String>,
+    /// The exit status when --once or --once-per finds the work done [that of -E]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
+    pub done_exit_code: Option<String>,
     /// How often a failed run may be repeated [0 with --once-per, no limit with --once]
     #[arg(
         long,
