@@ -72,6 +72,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l reason -d 'Why --any
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l skew-guard -d 'Refuse tries from other hosts for D after the start, since clocks differ [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l at-least -d 'Keep the lock for at least D from its start' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l keep -d 'How long the success of --once is remembered' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l done-exit-code -d 'The exit status when --once or --once-per finds the work done [that of -E]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-failed -d 'How often a failed run may be repeated [0 with --once-per, no limit with --once]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l warn-held -d 'Warn if the lock that makes this run skip has been held for longer [1h]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -d 'A line for /bin/sh to run instead of COMMAND' -r
@@ -357,6 +358,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand explain" -l reason -d 'Why -
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l skew-guard -d 'Refuse tries from other hosts for D after the start, since clocks differ [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l at-least -d 'Keep the lock for at least D from its start' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l keep -d 'How long the success of --once is remembered' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l done-exit-code -d 'The exit status when --once or --once-per finds the work done [that of -E]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l retry-failed -d 'How often a failed run may be repeated [0 with --once-per, no limit with --once]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l warn-held -d 'Warn if the lock that makes this run skip has been held for longer [1h]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s c -d 'A line for /bin/sh to run instead of COMMAND' -r
@@ -386,6 +388,7 @@ on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l all -d 'Show the settings that are at their defaults too'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s s -l shared -d 'Hold it together with other readers'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l fair -d 'Serve waiters in order; else newcomers overtake'

@@ -91,7 +91,7 @@ fn from_url(
     let named = url::scheme(text);
     let known = named.as_deref().and_then(store_of);
     if let (Some(scheme), None) = (&named, known) {
-        let hint = meant(scheme);
+        let hint = of_host_and_port(text).unwrap_or_else(|| meant(scheme));
         return Err(wrong("there is no backend with this scheme").hint(hint));
     }
     if text.trim() != text {
@@ -172,6 +172,20 @@ fn meant(typed: &str) -> String {
             &schemes().map(|scheme| scheme.name).collect::<Vec<_>>(),
         ),
     }
+}
+
+/// Returns a hint for `HOST:PORT`: the URL with the scheme of the store that usually has this port.
+fn of_host_and_port(text: &str) -> Option<String> {
+    let (host, port) = text.split_once(':')?;
+    let is_host = |c: char| c.is_ascii_alphanumeric() || ".-".contains(c);
+    if port.parse::<u16>().is_err() || host.is_empty() || !host.chars().all(is_host) {
+        return None;
+    }
+    let of_port = schemes().find(|scheme| scheme.example.0.contains(&format!("[:{port}]")));
+    let name = of_port.map_or("redis", |scheme| scheme.name);
+    Some(format!(
+        "a URL begins with the store's scheme, as in {name}://{host}:{port}"
+    ))
 }
 
 /// Returns a parameter of the store, from the backend's table or the URL.

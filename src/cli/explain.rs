@@ -2,24 +2,29 @@
 
 use super::{args::Globals, layers::Layers, run, sources, spec};
 use crate::{
-    commands::{collect_metadata, explain::ExplainSettings, run::Args},
+    commands::{
+        collect_metadata,
+        explain::{self, ExplainSettings},
+        run::Args,
+    },
     lock::{Key, Result},
     output::doctor::Source,
 };
 
-/// Settings that affect only how dlock prints; they are not shown.
-const PRINT_SETTINGS: &[&str] = &["config", "output", "color", "quiet", "verbose"];
+/// Settings that change nothing about a run; they are not shown.
+const PRINT_SETTINGS: &[&str] = &["config", "color", "quiet", "verbose"];
 
 /// Returns the settings of `explain`.
 ///
 /// # Errors
 /// The first invalid setting of the run.
 pub fn resolve(
-    mut args: Args,
+    explain: explain::Args,
     key: Key,
     globals: &Globals,
     layers: &Layers<'_>,
 ) -> Result<ExplainSettings> {
+    let explain::Args { all, run: mut args } = explain;
     let sources = settings(&args, globals, layers)?;
     // The command makes no difference.
     args.command = vec!["true".into()];
@@ -27,6 +32,7 @@ pub fn resolve(
     Ok(ExplainSettings {
         run: run::settings(args, key, layers)?,
         sources,
+        all,
     })
 }
 
@@ -95,6 +101,7 @@ fn flag(name: &str, args: &Args, globals: &Globals) -> Option<String> {
         "metrics_file" => args.metrics_file.clone(),
         "log" => args.log.clone(),
         "on_event" => args.on_event.clone(),
+        "output" => globals.output.clone(),
         _ => None,
     }
 }
@@ -114,6 +121,7 @@ fn default(name: &str) -> Option<String> {
         "on_lost" => "kill".into(),
         "leftover" => "wait".into(),
         "contain" | "log" => "auto".into(),
+        "output" => "human".into(),
         "fair" | "once" | "retry_crashed" | "no_metadata" | "no_reentrant" => "false".into(),
         "max_runtime" | "at_least" | "once_per" | "on_event" => "none".into(),
         _ => return None,

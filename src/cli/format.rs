@@ -7,7 +7,8 @@ use crate::{
 };
 
 /// Sets the format in `out`: text or JSON, and whether the command's output is shown only on
-/// failure.
+/// failure. A format that waits for a failure is meant for cron: a person at a terminal gets it only
+/// by a flag.
 ///
 /// # Errors
 /// If the format does not exist, or not for this command.
@@ -31,10 +32,10 @@ pub fn choose(
         return Err(error.hint("--json is -o json; only -o on-failure goes with it"));
     }
     if only_on_failure && flag && !is_run {
-        return Err(setting.refuse("only run has a command whose output could wait"));
+        return Err(setting.refuse("on-failure is for dlock run"));
     }
     out.json |= json;
-    out.only_on_failure = only_on_failure;
+    out.only_on_failure = only_on_failure && (flag || !out.attended());
     Ok(())
 }
 

@@ -52,7 +52,7 @@ pub fn resolve(
     let file = File::load(named.as_ref(), env)?;
     let mut layers = Layers::new(env, &file, key.as_ref());
     layers.offline = is_offline(&command);
-    let is_run = matches!(command, Command::Run(_));
+    let is_run = matches!(command, Command::Run(_) | Command::Explain(_));
     format::choose(globals, is_run, &layers, &mut out)?;
     format::warn_of_unknown(env, &out);
     out.color = format::color(globals, &layers)?;
@@ -252,7 +252,7 @@ fn work(
     if let Command::Explain(args) = command {
         let key = key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"))?;
         return Ok(Work::Explain(Box::new(explain::resolve(
-            args.run, key, globals, layers,
+            *args, key, globals, layers,
         )?)));
     }
     if let Command::Verify(_) = command {

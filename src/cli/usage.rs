@@ -130,6 +130,7 @@ fn foreign_hint(
         "log" | "logs" => "did you mean history?",
         "check" | "test" => "did you mean doctor?",
         "kill" | "steal" | "rm" | "delete" => "did you mean break?",
+        "version" => "dlock --version prints it",
         "extend" | "refresh" | "keepalive" => "did you mean renew?",
         _ => "",
     };

@@ -2,36 +2,32 @@
 
 use std::time::Duration;
 
-use super::{Context, block_on};
+use super::{Context, block_on, similar};
 use crate::{
     lease::{BootClock, Clock as _, bounded},
-    lock::{Key, Progress},
+    lock::Key,
 };
 
 /// How long a completion waits for the store.
 const LIMIT: Duration = Duration::from_millis(300);
 
-/// Returns the keys of held locks, or the fences of one lock; nothing if the store does not answer
+/// Returns the keys that the store knows, or the fences of one lock; nothing if the store does not answer
 /// in time.
 pub fn values(context: &Context, key: Option<&Key>) -> Vec<String> {
     let mut backend = context.target.store.backend();
     let work = async {
+        let Some(key) = key else {
+            let known = similar::known_keys(&mut *backend).await.unwrap_or_default();
+            return Ok(known.iter().map(Key::to_string).collect());
+        };
         let until = BootClock.now().plus(LIMIT);
-        let answer = bounded(&BootClock, until, async {
-            match key {
-                None => backend
-                    .list("", &Progress::default())
-                    .await
-                    .map(|locks| locks.iter().map(|lock| lock.key.to_string()).collect()),
-                Some(key) => backend.inspect(key).await.map(|lock| {
-                    lock.holders
-                        .iter()
-                        .filter_map(|holder| Some(holder.fence?.to_string()))
-                        .collect()
-                }),
-            }
-        });
-        Ok(answer.await.and_then(Result::ok).unwrap_or_default())
+        let lock = bounded(&BootClock, until, backend.inspect(key)).await;
+        let holders = lock.and_then(Result::ok).map(|lock| lock.holders);
+        Ok(holders
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|holder| Some(holder.fence?.to_string()))
+            .collect())
     };
     block_on(work).unwrap_or_default()
 }

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsStr, path::Path};
 
-use super::{Context, collect_metadata, inspect, run};
+use super::{Context, collect_metadata, inspect, run, similar};
 use crate::{
     exit,
     lease::{BootClock, WaitPolicy, ask},
@@ -20,9 +20,12 @@ use crate::{
 #[group(skip)]
 #[command(
     override_usage = "dlock explain KEY [OPTIONS]\n       dlock explain -k KEY [OPTIONS OF RUN] -- COMMAND [ARG]...",
-    after_help = "In a line of a crontab, explain stands in the place of run: nothing is run or\ntaken. Each setting is shown with the flag, variable or line that it comes from.\nExample:  dlock explain nightly"
+    after_help = "In a line of a crontab, explain stands in the place of run: nothing is run or\ntaken. Each setting has its flag, variable or line; --all shows defaults too.\nExample:  dlock explain nightly"
 )]
 pub struct Args {
+    /// Show the settings that are at their defaults too
+    #[arg(long, hide_short_help = true)]
+    pub all: bool,
     /// What the run would be given.
     #[command(flatten)]
     pub run: run::Args,
@@ -35,6 +38,8 @@ pub struct ExplainSettings {
     pub run: run::RunSettings,
     /// The run's settings, with their sources.
     pub sources: Vec<Source>,
+    /// Whether the text has the settings that are at their defaults.
+    pub all: bool,
 }
 
 /// Shows the settings and the expected outcome.
@@ -45,7 +50,7 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let run = &settings.run;
     let mut would = Prediction::Run;
-    let mut stored_as = String::new();
+    let (mut stored_as, mut blank) = (String::new(), false);
     for key in std::iter::once(&run.key).chain(&run.also) {
         let question = async |b: &mut dyn Backend| b.inspect(key).await;
         let state = ask(
@@ -59,6 +64,7 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
         .in_order();
         if *key == run.key {
             stored_as.clone_from(&state.stored_as);
+            blank = similar::is_blank(&state);
         }
         if matches!(would, Prediction::Run) {
             would = judge(run, key, state, &mut *backend, context).await?;
@@ -74,6 +80,7 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
         would: &would,
         waits: run.wait_policy != WaitPolicy::Try,
         settings: &settings.sources,
+        all: settings.all,
     };
     let written = if out.is_json() {
         out.json(&json::ExplainedReport::new(&explained, &now))
@@ -81,6 +88,9 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
         out.data(&explain::view(&explained, out.table_style()))
     };
     let status = out.finish(written, exit::OK);
+    if blank && matches!(would, Prediction::Run) {
+        similar::tell_of_unknown(&run.key, &mut *backend, context).await;
+    }
     if let Some(program) = run
         .command
         .first()

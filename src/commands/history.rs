@@ -3,6 +3,7 @@
 use super::{
     Context, KeyArg,
     overview::{self, Choice, ChoiceArgs, KnownKey},
+    similar,
 };
 use crate::{
     exit,
@@ -118,6 +119,9 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
             out.table_style(),
         ))
     };
+    if similar::is_blank(&state) && runs.is_empty() && past.skips.is_empty() {
+        similar::tell_of_unknown(key, &mut *backend, context).await;
+    }
     Ok(out.finish(written, exit::OK))
 }
 

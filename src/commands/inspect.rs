@@ -1,6 +1,6 @@
 //! `dlock inspect`: the holders of a lock, since when and until when, and its waiters.
 
-use super::{Context, KeyArg, breaking::listens};
+use super::{Context, KeyArg, breaking::listens, similar};
 use crate::{
     exit,
     lease::{BootClock, ask},
@@ -75,6 +75,9 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
                 "dlock break {key} --fence {fence} --now takes it away; what uses its token runs on"
             )
         });
+    }
+    if similar::is_blank(&lock.state) {
+        similar::tell_of_unknown(&settings.key, &mut *backend, context).await;
     }
     if lock.denial.is_some() {
         let key = shell(&settings.key);

@@ -7,6 +7,7 @@ use clap::builder::PossibleValuesParser;
 use super::{
     Context, interrupted,
     overview::{self, Choice, ChoiceArgs, KnownKey},
+    similar,
 };
 use crate::{
     exit,
@@ -87,11 +88,14 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
     if settings.all {
         return all(&settings, &mut *backend, context).await;
     }
-    let (locks, unknown) =
-        match read_locks_or_signal(signals.as_mut(), &settings, &mut *backend, context).await {
-            Ok(found) => found?,
-            Err(signal) => return Ok(ended_by(signal)),
-        };
+    let Found {
+        locks,
+        unknown,
+        no_such_host,
+    } = match read_locks_or_signal(signals.as_mut(), &settings, &mut *backend, context).await {
+        Ok(found) => found?,
+        Err(signal) => return Ok(ended_by(signal)),
+    };
     context.tell(&mut *backend);
     if unknown > 0 {
         let which = if unknown == 1 {
@@ -104,7 +108,7 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
         ));
     }
     match settings.watch.zip(signals) {
-        None => Ok(once(&locks, &backend.identity().url, context)),
+        None => Ok(once(&locks, no_such_host, &backend.identity().url, context)),
         Some((pause, signals)) => {
             watch(&settings, locks, (pause, signals), &mut *backend, context).await
         }
@@ -173,8 +177,8 @@ async fn watch(
                     Err(signal) => return Ok(ended_by(signal)),
                 };
             match found {
-                Ok((again, _)) => {
-                    (locks, now) = (again, Now::read());
+                Ok(found) => {
+                    (locks, now) = (found.locks, Now::read());
                     break;
                 }
                 // The store may come back; the last list stays on the screen.
@@ -205,7 +209,7 @@ async fn read_locks_or_signal(
     settings: &ListSettings,
     backend: &mut dyn Backend,
     context: &Context,
-) -> std::result::Result<Result<(Vec<LockView>, usize)>, Signal> {
+) -> std::result::Result<Result<Found>, Signal> {
     let stop = async {
         match signals {
             Some(signals) => interrupted(signals).await,
@@ -254,7 +258,12 @@ async fn all(settings: &ListSettings, backend: &mut dyn Backend, context: &Conte
     ))
 }
 
-fn once(locks: &[LockView], store: &str, context: &Context) -> u8 {
+fn once(
+    locks: &[LockView],
+    no_such_host: Option<(String, String)>,
+    store: &str,
+    context: &Context,
+) -> u8 {
     let out = &context.out;
     if out.is_json() {
         return out.finish(
@@ -263,8 +272,10 @@ fn once(locks: &[LockView], store: &str, context: &Context) -> u8 {
         );
     }
     if locks.is_empty() {
-        if out.attended() {
-            out.notice("no lock is held");
+        match no_such_host {
+            _ if !out.attended() => {}
+            Some((text, hint)) => out.notice_with_hint(&text, &hint),
+            None => out.notice("no lock is held"),
         }
         return exit::OK;
     }
@@ -274,12 +285,22 @@ fn once(locks: &[LockView], store: &str, context: &Context) -> u8 {
     )
 }
 
-/// Returns the locks to show, sorted, and the number of locks that could not be checked.
+/// What a query found.
+struct Found {
+    /// The locks to show, sorted.
+    locks: Vec<LockView>,
+    /// The number of locks that could not be checked.
+    unknown: usize,
+    /// The text and the hint if the host of the filter holds no lock.
+    no_such_host: Option<(String, String)>,
+}
+
+/// Reads the locks to show.
 async fn read_locks(
     settings: &ListSettings,
     backend: &mut dyn Backend,
     context: &Context,
-) -> Result<(Vec<LockView>, usize)> {
+) -> Result<Found> {
     let question =
         async |b: &mut dyn Backend, progress: &Progress| b.list(&settings.start, progress).await;
     let locks = ask_long(
@@ -290,6 +311,11 @@ async fn read_locks(
         question,
     )
     .await?;
+    let no_such_host = settings
+        .choice
+        .host
+        .as_deref()
+        .map(|host| similar::no_hold_of(host, &locks));
     let mut locks: Vec<LockView> = locks
         .into_iter()
         .map(|state| LockState::in_order(state).into())
@@ -333,7 +359,11 @@ async fn read_locks(
         }
         SortBy::Wait => locks.sort_by_key(|lock| Reverse(lock.state.waiters.len())),
     }
-    Ok((locks, unknown))
+    Ok(Found {
+        locks,
+        unknown,
+        no_such_host,
+    })
 }
 
 /// Returns the free locks that an earlier run denies to every host; `held` is sorted by key.

@@ -25,6 +25,7 @@ pub mod overview;
 pub mod release;
 pub mod renew;
 pub mod run;
+mod similar;
 mod take;
 mod target;
 pub mod verify;

@@ -38,6 +38,8 @@ pub struct Explained<'a> {
     pub waits: bool,
     /// The settings of the run.
     pub settings: &'a [Source],
+    /// Whether the text has the settings that are at their defaults.
+    pub all: bool,
 }
 
 impl Explained<'_> {
@@ -106,6 +108,9 @@ impl Explained<'_> {
     }
 }
 
+/// Where a setting comes from that was not given.
+const DEFAULT: &str = "default";
+
 const COLUMNS: [Column; 3] = [
     Column::new("SETTING", 8),
     Column::new("VALUE", 5).cut_by(Cut::Middle(16)),
@@ -135,7 +140,7 @@ pub fn view(explained: &Explained<'_>, style: TableStyle) -> String {
             .value
             .as_deref()
             .map_or_else(|| "(secret)".into(), |value| holders::clean(value, 255));
-        let sgr = if source.from == "default" { "2" } else { "" };
+        let sgr = if source.from == DEFAULT { "2" } else { "" };
         TableRow {
             cells: [
                 source.name.clone(),
@@ -145,11 +150,21 @@ pub fn view(explained: &Explained<'_>, style: TableStyle) -> String {
             sgr,
         }
     };
-    let rows: Vec<TableRow<3>> = explained.settings.iter().map(row).collect();
-    text.extend(
-        table(&COLUMNS, &rows, style)
-            .into_iter()
-            .flat_map(|line| [line, "\n".into()]),
-    );
+    let (usual, given): (Vec<_>, Vec<_>) = explained
+        .settings
+        .iter()
+        .partition(|source| source.from == DEFAULT && !explained.all);
+    let rows: Vec<TableRow<3>> = given.into_iter().map(row).collect();
+    if !rows.is_empty() {
+        text.extend(
+            table(&COLUMNS, &rows, style)
+                .into_iter()
+                .flat_map(|line| [line, "\n".into()]),
+        );
+    }
+    if !usual.is_empty() {
+        let all = if rows.is_empty() { "all" } else { "all other" };
+        text += &format!("{all} settings are at their defaults; --all shows them\n");
+    }
     text
 }

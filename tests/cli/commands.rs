@@ -366,8 +366,8 @@ fn a_wait_without_a_terminal_is_told_at_its_start_and_end() {
     let (start, end) = ("dlock: waiting for k: ", ", after a wait of ");
     for (command, outcome) in [
         ("run -k k -w 1s -- true", ": not run\n"),
-        ("acquire k -w 1s", ": not taken\n"),
-        ("hold k -w 1s", ": not taken\n"),
+        ("acquire k --ttl 9 -w 1s", ": not taken\n"),
+        ("hold k --until-signal -w 1s", ": not taken\n"),
     ] {
         let text = said(command);
         let lines: Vec<&str> = text.split_inclusive('\n').collect();
@@ -400,5 +400,60 @@ fn a_wait_without_a_terminal_is_told_at_its_start_and_end() {
     assert!(
         output.status.success() && output.stderr.is_empty(),
         "{output:?}"
+    );
+}
+
+/// Absence of evidence is told as such, not as a free lock or a quiet host.
+#[test]
+fn a_mistyped_key_or_host_is_told() {
+    let lab = Lab::new();
+    lab.line("run -k nightly-report --host web1 -- true");
+    lab.line("acquire held --ttl 60 --host web1");
+    let said = |arguments: &str, status: i32| {
+        let output = lab.run(arguments.split(' '));
+        assert_eq!(
+            output.status.code(),
+            Some(status),
+            "{arguments}: {output:?}"
+        );
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for command in ["inspect", "history", "explain"] {
+        for (key, hint) in [
+            ("nightly", "hint: did you mean nightly-report?"),
+            ("heldd", "hint: did you mean held?"),
+            (
+                "other",
+                "hint: dlock list --all shows the keys that it knows",
+            ),
+        ] {
+            let text = said(&format!("{command} {key}"), 0);
+            assert!(
+                text.contains("nothing is known of this key in sqlite://"),
+                "{text}"
+            );
+            assert!(text.contains(hint), "{command} {key}: {text}");
+        }
+        for key in ["nightly-report", "held"] {
+            assert_eq!(said(&format!("{command} {key}"), 0), "");
+        }
+        said(&format!("{command} other --json"), 0);
+    }
+    let text = said("break --host web9 --yes --reason x", 77);
+    assert_eq!(
+        text,
+        "dlock: web9 holds no lock\nhint: hosts with locks: web1\n"
+    );
+    let object = lab.run("break --host web9 --yes --reason x --json".split(' '));
+    let object: Value = serde_json::from_slice(&object.stdout).unwrap();
+    assert_eq!(
+        (&object["result"], &object["status"]),
+        (&"not_held".into(), &77.into())
+    );
+    // Completion offers what was used, held or not.
+    let keys = lab.line("__complete keys");
+    assert!(
+        keys.contains("held") && keys.contains("nightly-report"),
+        "{keys}"
     );
 }

@@ -263,7 +263,12 @@ fn a_script_runs_itself_under_a_lock() {
             }
         };
         for child in [start("a b"), start("c")] {
-            assert_eq!(ended(child), (Some(0), String::new()), "{shell}");
+            let (status, said) = ended(child);
+            let waits = |line: &str| line.starts_with("dlock: waiting for job: ");
+            assert!(
+                status == Some(0) && said.lines().all(waits),
+                "{shell}: {said}"
+            );
         }
         let done = std::fs::read_to_string(lab.path("done")).unwrap();
         assert_eq!(done.lines().count(), 2, "{done}");

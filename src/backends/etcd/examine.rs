@@ -326,8 +326,7 @@ impl Admin for Etcd {
 }
 
 /// Returns the least rights for `role`.
-pub(super) fn grants(options: &EtcdOptions, role: Role) -> Grants {
-    let user = role.user();
+pub(super) fn grants(options: &EtcdOptions, role: Role, user: &str) -> Grants {
     let namespace = &options.namespace;
     let kind = if role.writes() { "readwrite" } else { "read" };
     let mut lines = vec![format!("etcdctl role add {user}")];

@@ -69,7 +69,7 @@ impl Configured for EtcdOptions {
     }
 
     fn grants(&self, role: Role) -> Grants {
-        examine::grants(self, role)
+        examine::grants(self, role, self.user_of(role))
     }
 
     fn user(&self) -> Option<&str> {

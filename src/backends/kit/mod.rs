@@ -227,6 +227,9 @@ impl StoreInfo {
     }
 }
 
+/// The users that servers have from the start.
+const ADMINISTRATORS: [&str; 4] = ["default", "postgres", "root", "super"];
+
 /// A store whose settings were checked; nothing is connected.
 pub trait Configured: Any + fmt::Debug + Send + Sync {
     /// Returns what is known of the store.
@@ -245,6 +248,14 @@ pub trait Configured: Any + fmt::Debug + Send + Sync {
     /// language; `None` if it does nothing.
     fn schema(&self) -> Option<String> {
         None
+    }
+
+    /// Returns the user that rights of `role` are printed for: who takes locks is the URL's user,
+    /// unless that is the server's administrator.
+    fn user_of(&self, role: Role) -> &str {
+        self.user()
+            .filter(|user| role == Role::Run && !ADMINISTRATORS.contains(user))
+            .unwrap_or(role.user())
     }
 
     /// Returns the least rights for `role`, in the store's own language.

@@ -7,8 +7,8 @@ use crate::{
 };
 
 /// Returns the least rights for `role`.
-pub(super) fn grants(options: &MysqlOptions, role: Role) -> Grants {
-    let user = format!("'{}'@'%'", role.user());
+pub(super) fn grants(options: &MysqlOptions, role: Role, user: &str) -> Grants {
+    let user = format!("'{}'@'%'", user.replace('\'', "''"));
     let table = &options.sql.table;
     let (database, table) = table
         .split_once('.')

@@ -243,7 +243,7 @@ impl Configured for MysqlOptions {
     }
 
     fn grants(&self, role: Role) -> Grants {
-        grants::grants(self, role)
+        grants::grants(self, role, self.user_of(role))
     }
 
     fn user(&self) -> Option<&str> {

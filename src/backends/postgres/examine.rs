@@ -131,9 +131,9 @@ impl SqlDatabase for Postgres {
 }
 
 /// Returns the least rights for `role`.
-pub(super) fn grants(options: &PostgresOptions, role: Role) -> Grants {
+pub(super) fn grants(options: &PostgresOptions, role: Role, user: &str) -> Grants {
     let tables = Postgres::tables(&options.sql);
-    let user = role.user();
+    let user = user.replace('"', "\"\"");
     let names: Vec<String> = TABLES.iter().map(|suffix| tables.quoted(suffix)).collect();
     let rights = if role.writes() {
         "SELECT, INSERT, UPDATE, DELETE"

@@ -282,7 +282,7 @@ impl Configured for PostgresOptions {
     }
 
     fn grants(&self, role: Role) -> Grants {
-        examine::grants(self, role)
+        examine::grants(self, role, self.user_of(role))
     }
 
     fn user(&self) -> Option<&str> {

@@ -110,8 +110,9 @@ impl Redis {
         Ok(states.into_values().collect())
     }
 
-    /// Returns the keys that begin with `start` and have a hash. A set, since a scan may return a
-    /// key twice.
+    /// Returns the keys that begin with `start` and may be locks: hashes, and the strings of other
+    /// libraries. Without a namespace, strings may be anything. A set, since a scan may return a key
+    /// twice.
     async fn scan(
         &self,
         conn: &mut ServerConnection,
@@ -122,7 +123,7 @@ impl Redis {
         let pattern = pattern(&(prefix(namespace) + &ENCODING.encode_str(start)));
         scan(
             conn,
-            (&pattern, Some("hash")),
+            (&pattern, namespace.as_str().is_empty().then_some("hash")),
             |name| key_of(namespace, name),
             progress,
         )

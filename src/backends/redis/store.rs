@@ -300,7 +300,7 @@ impl Configured for RedisOptions {
     }
 
     fn grants(&self, role: Role) -> Grants {
-        examine::grants(self, role)
+        examine::grants(self, role, self.user_of(role))
     }
 
     fn user(&self) -> Option<&str> {

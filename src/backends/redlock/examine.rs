@@ -220,7 +220,7 @@ impl Admin for Redlock {
 }
 
 /// Returns the least rights for `role`.
-pub(super) fn grants(options: &RedlockOptions, role: Role) -> Grants {
+pub(super) fn grants(options: &RedlockOptions, role: Role, user: &str) -> Grants {
     let needs = Needs {
         writes: &[
             "set",
@@ -249,7 +249,7 @@ pub(super) fn grants(options: &RedlockOptions, role: Role) -> Grants {
         select: options.nodes.iter().any(|node| node.db != 0),
         ..Needs::scripts_and_lists(&options.namespace)
     };
-    let mut granted = needs.grants(role);
+    let mut granted = needs.grants(role, user);
     granted.notes.insert(0, "on every node".into());
     granted
 }

@@ -103,6 +103,10 @@ impl Configured for RedlockOptions {
     }
 
     fn grants(&self, role: Role) -> Grants {
-        examine::grants(self, role)
+        examine::grants(self, role, self.user_of(role))
+    }
+
+    fn user(&self) -> Option<&str> {
+        self.nodes.first()?.user.as_deref()
     }
 }

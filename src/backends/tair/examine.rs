@@ -53,7 +53,7 @@ impl Admin for TairStore {
 }
 
 /// Returns the least rights for `role`.
-pub(super) fn grants(options: &TairOptions, role: Role) -> Grants {
+pub(super) fn grants(options: &TairOptions, role: Role, user: &str) -> Grants {
     let plain = options.mode == TairMode::Plain;
     let needs = Needs {
         writes: if plain {
@@ -110,5 +110,5 @@ pub(super) fn grants(options: &TairOptions, role: Role) -> Grants {
         select: options.server.db != 0,
         ..Needs::scripts_and_lists(&options.namespace)
     };
-    needs.grants(role)
+    needs.grants(role, user)
 }

@@ -61,7 +61,7 @@ impl Configured for TairOptions {
     }
 
     fn grants(&self, role: Role) -> Grants {
-        examine::grants(self, role)
+        examine::grants(self, role, self.user_of(role))
     }
 
     fn user(&self) -> Option<&str> {

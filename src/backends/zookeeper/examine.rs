@@ -283,7 +283,7 @@ impl Admin for ZooKeeper {
 }
 
 /// Returns the least rights for `role`.
-pub(super) fn grants(options: &ZooKeeperOptions, role: Role) -> Grants {
+pub(super) fn grants(options: &ZooKeeperOptions, role: Role, user: &str) -> Grants {
     let places = [
         folder(&options.chroot, &options.namespace),
         meta_folder(&options.chroot, &options.namespace),
@@ -297,7 +297,7 @@ pub(super) fn grants(options: &ZooKeeperOptions, role: Role) -> Grants {
             ],
         };
     }
-    let mut lines = vec![format!("addauth digest {}:{PASSWORD}", role.user())];
+    let mut lines = vec![format!("addauth digest {}:{PASSWORD}", user)];
     for (at, _) in format!("{}/", options.chroot).match_indices('/').skip(1) {
         lines.push(format!("create {}", &options.chroot[..at]));
     }
@@ -309,7 +309,7 @@ pub(super) fn grants(options: &ZooKeeperOptions, role: Role) -> Grants {
         format!("lines for zkCli.sh, once; put a password in the place of {PASSWORD}"),
         format!(
             "then the URL is zookeeper://{}@HOST: dlock makes all below for that login alone",
-            role.user()
+            user
         ),
     ];
     Grants {

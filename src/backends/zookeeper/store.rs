@@ -98,7 +98,7 @@ impl Configured for ZooKeeperOptions {
     }
 
     fn grants(&self, role: Role) -> Grants {
-        examine::grants(self, role)
+        examine::grants(self, role, self.user_of(role))
     }
 
     fn user(&self) -> Option<&str> {

@@ -344,6 +344,22 @@ fn errors_name_their_origin_and_no_secrets() {
             "did you mean redis",
         ),
         (
+            Some("redis1:6379"),
+            None,
+            "",
+            Kind::Usage,
+            "--backend: redis1:6379: there is no backend",
+            "a URL begins with the store's scheme, as in redis://redis1:6379",
+        ),
+        (
+            Some("db1:5432"),
+            None,
+            "",
+            Kind::Usage,
+            "--backend: db1:5432: there is no backend",
+            "a URL begins with the store's scheme, as in postgres://db1:5432",
+        ),
+        (
             Some("mysql://u:hunter2@h"),
             None,
             "",

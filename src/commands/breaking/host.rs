@@ -4,12 +4,12 @@ use std::future::pending;
 
 use futures_util::stream::{self, StreamExt as _};
 
-use super::super::{Context, consent, interrupted, open};
+use super::super::{Context, consent, interrupted, open, similar};
 use crate::{
     exit,
     lease::{self, BootClock, BreakOutcome, BreakRequest, ask_long},
     lock::{Break, Error, Fence, Holder, Key, Kind, Result},
-    output::{described, fence, json},
+    output::{Output, described, fence, json},
     supervise::{Signals, reraise},
 };
 
@@ -67,6 +67,7 @@ pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
             .and_then(|metadata| metadata.host.as_ref())
             == Some(&settings.host)
     };
+    let nobody = similar::no_hold_of(&settings.host, &states);
     let mut holds: Vec<(Key, Holder, Fence)> = Vec::new();
     for state in states {
         let ours = state.holders.into_iter().filter(of_host);
@@ -75,30 +76,25 @@ pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
                 .map(|(key, fence, holder)| (key, holder, fence)),
         );
     }
+    let nobody = Some(nobody).filter(|_| holds.is_empty());
     let store = backend.identity().url;
-    if !out.is_json() {
-        let what = if holds.len() == 1 {
-            "1 hold".to_owned()
-        } else {
-            format!("{} holds", holds.len())
-        };
-        out.notice(&format!("{host} has {what}"));
-        for (key, holder, number) in &holds {
-            out.notice(&format!(
-                "  {}, fence {}: {}",
-                key.escaped(),
-                fence(*number, std::iter::empty()),
-                described(holder)
-            ));
-        }
+    match nobody {
+        _ if out.is_json() => {}
+        Some((text, hint)) => out.warn_with_hint(&text, &hint),
+        None => show(&host, &holds, out),
     }
     if to_ask && !holds.is_empty() {
+        let them = if holds.len() == 1 {
+            "it"
+        } else {
+            "all of them"
+        };
         let consequence = if settings.now {
             " Commands of theirs may still run, next to those of the next holders."
         } else {
             ""
         };
-        if !consent::agreed(&format!("break all of them?{consequence}"))? {
+        if !consent::agreed(&format!("break {them}?{consequence}"))? {
             out.notice("not broken");
             return Ok(exit::NOT_HELD);
         }
@@ -112,7 +108,11 @@ pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
         .iter()
         .map(|(key, _, number)| (key, *number, None))
         .collect();
-    let mut status = exit::OK;
+    let mut status = if holds.is_empty() {
+        exit::NOT_HELD
+    } else {
+        exit::OK
+    };
     let signal = {
         let work = holds
             .iter()
@@ -159,6 +159,24 @@ pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
         reraise(signal.number);
     }
     Ok(done)
+}
+
+/// Shows the holds of the host.
+fn show(host: &str, holds: &[(Key, Holder, Fence)], out: &Output) {
+    let what = if holds.len() == 1 {
+        "1 hold".to_owned()
+    } else {
+        format!("{} holds", holds.len())
+    };
+    out.notice(&format!("{host} has {what}"));
+    for (key, holder, number) in holds {
+        out.notice(&format!(
+            "  {}, fence {}: {}",
+            key.escaped(),
+            fence(*number, std::iter::empty()),
+            described(holder)
+        ));
+    }
 }
 
 /// Reports the result for one hold.

@@ -131,6 +131,7 @@ impl<'a> HostBroken<'a> {
         let result = match status {
             _ if interrupted => "interrupted",
             exit::OK => "ok",
+            exit::NOT_HELD => "not_held",
             _ => "error",
         };
         Self {

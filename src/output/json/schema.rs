@@ -94,7 +94,7 @@ fn objects(generator: &mut SchemaGenerator) -> Map<String, Value> {
     object!(
         "broke_host",
         HostBroken<'_>,
-        (&["ok", "error", "interrupted"], &[])
+        (&["ok", "not_held", "error", "interrupted"], &[])
     );
     object!("explain", ExplainedReport<'_>, OK);
     object!("forget", Forgotten<'_>, OK);

@@ -14,6 +14,7 @@ pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redis =>
         a_string_with_an_expiry_is_a_busy_lock,
         a_string_without_an_expiry_is_a_busy_lock,
+        the_locks_of_other_libraries_are_listed,
         a_key_of_another_type_is_an_error,
         a_hash_that_is_no_lock_is_an_error,
         redissons_locks_are_busy_and_reported,
@@ -125,6 +126,36 @@ async fn a_string_without_an_expiry_is_a_busy_lock(lab: &Lab) {
     assert_untouched(lab, "job", &name).await;
     lab.redis().server().command(&["DEL", &name]);
     a.hold(&key("job")).await;
+}
+
+async fn the_locks_of_other_libraries_are_listed(lab: &Lab) {
+    let server = lab.redis().server();
+    for (job, words) in [
+        ("string", &["SET", "x", "NX", "PX", "60000"][..]),
+        ("forever", &["SET", "x", "NX"]),
+        ("hash", &["HSET", "0a1b:31", "1"]),
+        ("no-lock", &["LPUSH", "x"]),
+    ] {
+        let name = name(lab, job).await;
+        let (command, rest) = words.split_first().expect("a command");
+        server.command(&[&[*command, &name], rest].concat());
+    }
+    let mut a = lab.client().await;
+    a.hold(&key("ours")).await;
+    assert_eq!(a.keys("").await, ["forever", "hash", "ours", "string"]);
+    assert_eq!(a.keys("str").await, ["string"]);
+    let listed = a.0.list("", &Progress::default()).await.expect("list");
+    for lock in listed {
+        let ours = lock.key.as_str() == "ours";
+        assert!(
+            lock.holders.iter().all(|holder| holder.foreign != ours),
+            "{lock:?}"
+        );
+    }
+    // Without a namespace, a string may be anything.
+    server.command(&["SET", "session-4711", "x"]);
+    let mut all = lab.client_in("").await;
+    assert!(!all.keys("").await.contains(&"session-4711".to_owned()));
 }
 
 async fn a_key_of_another_type_is_an_error(lab: &Lab) {

@@ -81,12 +81,12 @@ impl<'a> Needs<'a> {
 
     /// Returns the command and notes on it. Patterns of keys and of channels are those of
     /// [`crate::backends::redis::names::RedisNames`].
-    pub(in crate::backends) fn grants(&self, role: Role) -> Grants {
+    pub(in crate::backends) fn grants(&self, role: Role, user: &str) -> Grants {
         let start = prefix(self.namespace);
         // Redis 6.2 leaves all channels to a user after `reset`, and refuses more patterns then.
         let mut words = vec![format!(
             "ACL SETUSER {} reset resetchannels on >{PASSWORD}",
-            role.user()
+            user
         )];
         // A lock's keys begin with the namespace, except the fence counter, whose name is Redisson's.
         words.push(format!("~{start}*"));
@@ -150,7 +150,7 @@ impl<'a> Needs<'a> {
             let theirs = "+sentinel|get-master-addr-by-name +sentinel|masters +sentinel|master +sentinel|ckquorum";
             notes.push(format!(
                 "where sentinels have users, theirs needs no keys: ACL SETUSER {} reset resetchannels on >{PASSWORD} {theirs}",
-                role.user()
+                user
             ));
         }
         if self.cluster {

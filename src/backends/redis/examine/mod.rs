@@ -151,7 +151,7 @@ impl Admin for Redis {
 }
 
 /// Returns the least rights for `role`.
-pub(super) fn grants(options: &RedisOptions, role: Role) -> Grants {
+pub(super) fn grants(options: &RedisOptions, role: Role, user: &str) -> Grants {
     let mut needs = Needs::scripts_and_lists(&options.namespace);
     needs.select = options.db != 0;
     needs.replicas = options.replicas.is_some();
@@ -163,5 +163,5 @@ pub(super) fn grants(options: &RedisOptions, role: Role) -> Grants {
         options::RedisServer::Cluster(_) => needs.cluster = true,
         options::RedisServer::Tcp { .. } | options::RedisServer::Unix(_) => {}
     }
-    needs.grants(role)
+    needs.grants(role, user)
 }
