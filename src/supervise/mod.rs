@@ -210,7 +210,7 @@ pub enum Event {
 }
 
 /// How the supervision ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     /// How the command itself ended; `None` if its end is unknown, or the command was never
     /// started.

@@ -7,11 +7,13 @@ use futures_util::future::join_all;
 use super::{
     Frequency,
     job::{Job, JobLock, Ownership},
-    watch::RunWatch,
+    outcome::{Disturbance, Outcome},
+    watch::{RunWatch, SupervisionEnd},
 };
 use crate::{
+    exit,
     lease::{BootClock, Clock as _, Limits, Released, note, release, wall_ms},
-    lock::{self, BootTime, HistoryEntry, Note, ReleaseInfo, RunState},
+    lock::{BootTime, End, HistoryEntry, Note, ReleaseInfo, RunOutcome, RunState, Scope},
     output::ReleaseResult,
 };
 
@@ -20,6 +22,39 @@ use crate::{
 const AFTERWARDS: Duration = Duration::from_secs(3);
 /// The same limit if the lease is already over.
 const LAST_TRY: Duration = Duration::from_secs(1);
+
+impl RunWatch<'_> {
+    /// Returns the release info of the hold, for the history.
+    pub(super) fn info(&self, scope: Scope, end: &SupervisionEnd, ran: Duration) -> ReleaseInfo {
+        let Outcome {
+            status,
+            end: how,
+            state,
+            ..
+        } = self.outcome(end);
+        let mark = self.broken.as_ref().filter(|_| how == End::Broken);
+        let why = match (end, self.disturbance()) {
+            (SupervisionEnd::NotStarted(_, why, _), _) => Some(why.clone()),
+            (_, Disturbance::Lost) => self.lost.clone(),
+            (_, Disturbance::Broken) => mark.and_then(|mark| mark.why.clone()),
+            (_, Disturbance::TimedOut) => Some(self.settings.max_runtime()),
+            (_, Disturbance::None) => None,
+        };
+        let outcome = RunOutcome {
+            by: mark.map(|mark| mark.by.clone()),
+            why,
+            output: self.last_lines.clone().filter(|_| status != exit::OK),
+        };
+        ReleaseInfo {
+            scope,
+            end: Some(how),
+            outcome: Some(outcome).filter(|outcome| *outcome != RunOutcome::default()),
+            at_ms: Some(wall_ms()),
+            held_ms: u64::try_from(ran.as_millis()).ok(),
+            run_state: Some(state),
+        }
+    }
+}
 
 impl Job<'_> {
     /// Releases the locks. Returns the worst outcome.
@@ -113,15 +148,20 @@ impl Job<'_> {
     pub(super) async fn note_losses(
         &self,
         holds: &mut [JobLock],
-        how: &str,
+        watch: &RunWatch<'_>,
         ran: Duration,
         ended: BootTime,
     ) {
+        let outcome = &RunOutcome {
+            why: watch.lost.clone(),
+            output: watch.last_lines.clone(),
+            ..RunOutcome::default()
+        };
         let untold = holds
             .iter_mut()
             .filter(|hold| hold.standing != Ownership::Released);
         let answer = ended.plus(AFTERWARDS).since(BootClock.now()).max(LAST_TRY);
-        join_all(untold.map(|hold| self.note_loss(hold, how, ran, Limits::of(answer)))).await;
+        join_all(untold.map(|hold| self.note_loss(hold, outcome, ran, Limits::of(answer)))).await;
     }
 
     /// Records in the store how the hold was lost. The store may not answer, which may have been
@@ -129,7 +169,7 @@ impl Job<'_> {
     async fn note_loss(
         &self,
         JobLock { backend, lease, .. }: &mut JobLock,
-        how: &str,
+        outcome: &RunOutcome,
         ran: Duration,
         limits: Limits<'_>,
     ) {
@@ -140,8 +180,8 @@ impl Job<'_> {
                 .ok()
                 .map(|ran| ended_ms.saturating_sub(ran)),
             ended_ms: Some(ended_ms),
-            end: lock::End::Lost,
-            why: Some(how.to_owned()),
+            end: End::Lost,
+            outcome: Some(outcome.clone()),
             metadata: self.metadata.clone(),
         };
         note(&mut **backend, &lease.key, &Note::Lost(past), limits).await;

@@ -273,7 +273,7 @@ pub struct HistoryEntryReport<'a> {
     /// or `forgotten`; more words may come.
     end: String,
     bad: bool,
-    reason: Option<&'a str>,
+    reason: Option<String>,
 }
 
 impl<'a> HistoryEntryReport<'a> {
@@ -297,7 +297,7 @@ impl<'a> HistoryEntryReport<'a> {
                 .as_ref()
                 .map_or_else(|| "running".into(), ToString::to_string),
             bad: run.end.as_ref().is_some_and(End::is_bad),
-            reason: run.why.as_deref(),
+            reason: run.outcome.reason(),
         }
     }
 }
