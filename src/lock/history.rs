@@ -132,6 +132,12 @@ pub struct RunOutcome {
     /// The last lines of the command's output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
+    /// The CPU time of the command and its descendants, in ms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_ms: Option<u64>,
+    /// The peak memory (resident set) of the largest of these processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_rss_bytes: Option<u64>,
 }
 
 impl RunOutcome {

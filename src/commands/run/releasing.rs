@@ -40,10 +40,16 @@ impl RunWatch<'_> {
             (_, Disturbance::TimedOut) => Some(self.settings.max_runtime()),
             (_, Disturbance::None) => None,
         };
+        let usage = match end {
+            SupervisionEnd::Ended(ended) => ended.usage,
+            _ => None,
+        };
         let outcome = RunOutcome {
             by: mark.map(|mark| mark.by.clone()),
             why,
             output: self.last_lines.clone().filter(|_| status != exit::OK),
+            cpu_ms: usage.map(|usage| usage.cpu_ms),
+            max_rss_bytes: usage.map(|usage| usage.max_rss_bytes),
         };
         ReleaseInfo {
             scope,

@@ -108,7 +108,13 @@ async fn a_run_is_recorded_with_its_end(lab: &Lab) {
     let before = dlock::lease::wall_ms();
     let fence = a.take(&asked).await.fence;
     lab.pass(Duration::from_millis(50)).await;
-    let told = Some(RunOutcome::because("for \"some\" reason \u{2600}"));
+    let told = Some(RunOutcome {
+        by: Some("ana@ops1".into()),
+        why: Some("for \"some\" reason \u{2600}".into()),
+        output: Some("a\nb".into()),
+        cpu_ms: Some(200),
+        max_rss_bytes: Some(u64::MAX),
+    });
     let info = ReleaseInfo {
         outcome: told.clone(),
         held_ms: Some(50),
