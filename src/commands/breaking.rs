@@ -150,11 +150,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
         out.notice(&format!("{}: not broken", settings.key.escaped()));
         return Ok(exit::NOT_HELD);
     }
-    let us = Break {
-        by: consent::operator(context),
-        why: settings.reason.clone(),
-        seen: false,
-    };
+    let us = Break::new(consent::operator(context), settings.reason.clone());
     if !settings.now && listens(seen) {
         announce(&settings, seen, context);
     }

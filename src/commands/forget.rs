@@ -11,7 +11,7 @@ use crate::{
     exit,
     lease::{self, BootClock, Outcome, WaitPolicy, ask, wall_ms},
     lock::{
-        Backend, Break, End, Error, Key, Kind, Mode, ReleaseInfo, Request, Result, RunPolicy,
+        Backend, End, Error, Key, Kind, Mode, ReleaseInfo, Request, Result, RunOutcome, RunPolicy,
         RunRecord, RunState, Scope, Ttl,
     },
     output::{self, Cause, Now, Skip, json},
@@ -130,14 +130,14 @@ pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
         }
         Outcome::Stopped(signal) => return Ok(stopped_by(signal, &settings.key, out)),
     }
-    let by = Break {
-        by: consent::operator(context),
+    let outcome = RunOutcome {
+        by: Some(consent::operator(context)),
         why: settings.reason.clone(),
-        seen: false,
+        ..RunOutcome::default()
     };
     let info = ReleaseInfo {
         end: Some(End::Forgotten),
-        why: Some(by.to_string()),
+        outcome: Some(outcome),
         run_state: Some(RunState::Cancelled),
         at_ms: Some(wall_ms()),
         ..Scope::Tree.into()

@@ -20,6 +20,17 @@ pub struct Break {
     pub seen: bool,
 }
 
+impl Break {
+    /// Returns a mark that the holder has not seen.
+    pub const fn new(by: String, why: Option<String>) -> Self {
+        Self {
+            by,
+            why,
+            seen: false,
+        }
+    }
+}
+
 impl fmt::Display for Break {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "by {}", self.by)?;

@@ -9,6 +9,9 @@ use super::{Break, Fence, Metadata, RunRecord, RunState};
 /// How many runs of each lock a store keeps, and the same number again of runs that ended badly.
 pub const REMEMBERED: usize = 100;
 
+/// The longest headline of a run without a reason, in characters.
+const HEADLINE: usize = 200;
+
 /// For how many hosts per lock a store counts skips: those that skipped last.
 pub const SKIPPING_HOSTS: usize = 256;
 
@@ -113,6 +116,74 @@ impl<'de> Deserialize<'de> for End {
     }
 }
 
+/// What is known of a hold at its end besides its [`End`]. Stores keep it as one JSON value and
+/// don't look into it; for a broken hold they may keep the JSON of its [`Break`] instead.
+///
+/// Unknown fields are kept out and missing ones are `None`, so that versions can differ.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunOutcome {
+    /// The operator who ended the hold: `user@host`. A claim, never trusted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+    /// Why it ended so, in a few words, if that is not plain; or the operator's reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// The last lines of the command's output.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<String>,
+    /// The CPU time of the command and its descendants, in ms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_ms: Option<u64>,
+    /// The peak memory (resident set) of the largest of these processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_rss_bytes: Option<u64>,
+}
+
+impl RunOutcome {
+    /// Returns the outcome with this reason alone.
+    pub fn because(why: impl Into<String>) -> Self {
+        Self {
+            why: Some(why.into()),
+            ..Self::default()
+        }
+    }
+
+    /// Returns why the hold ended so: a headline, then the last lines of the command's output.
+    /// Without a reason, the last line is the headline.
+    pub fn reason(&self) -> Option<String> {
+        let why = match &self.by {
+            Some(by) => Some(Break::new(by.clone(), self.why.clone()).to_string()),
+            None => self.why.clone(),
+        };
+        let Some(lines) = &self.output else {
+            return why;
+        };
+        let last = lines.lines().next_back().unwrap_or_default().trim();
+        let headline = why.unwrap_or_else(|| last.chars().take(HEADLINE).collect());
+        Some(if headline == *lines {
+            headline
+        } else {
+            format!("{headline}\n{lines}")
+        })
+    }
+}
+
+impl From<&Break> for RunOutcome {
+    fn from(mark: &Break) -> Self {
+        Self {
+            by: Some(mark.by.clone()),
+            why: mark.why.clone(),
+            ..Self::default()
+        }
+    }
+}
+
+/// Reads an outcome. One that can't be read is left out, since no decision depends on it.
+fn read_outcome<'de, D: Deserializer<'de>>(from: D) -> Result<Option<RunOutcome>, D::Error> {
+    Ok(serde_json::from_value(serde_json::Value::deserialize(from)?).ok())
+}
+
 /// An ended hold, as stores keep it: a line of JSON, whose short names are part of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryEntry {
@@ -129,12 +200,36 @@ pub struct HistoryEntry {
     /// How the hold ended.
     #[serde(rename = "x")]
     pub end: End,
-    /// Why it ended so, in a few words, if that is not plain.
-    #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<String>,
+    /// What else is known of its end.
+    #[serde(
+        rename = "o",
+        default,
+        deserialize_with = "read_outcome",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub outcome: Option<RunOutcome>,
     /// The holder.
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
+}
+
+impl HistoryEntry {
+    /// Returns the entry of a hold that was never released, without its times: it was broken if it
+    /// has a mark, and else it expired.
+    pub fn unreleased(
+        fence: Option<Fence>,
+        mark: Option<&Break>,
+        metadata: Option<Metadata>,
+    ) -> Self {
+        Self {
+            fence,
+            started_ms: None,
+            ended_ms: None,
+            end: mark.map_or(End::Expired, |_| End::Broken),
+            outcome: mark.map(Into::into),
+            metadata,
+        }
+    }
 }
 
 /// How often a host skipped a run because of this lock, and the last reason.
@@ -212,8 +307,8 @@ pub struct ReleaseInfo {
     pub scope: Scope,
     /// How the hold ended; `None` if nothing was done under it, so that the history gets no entry.
     pub end: Option<End>,
-    /// Why it ended so, in a few words, if that is not plain.
-    pub why: Option<String>,
+    /// What else is known of its end.
+    pub outcome: Option<RunOutcome>,
     /// The time of the releasing host, in ms since 1970, for stores without a clock.
     pub at_ms: Option<u64>,
     /// How long the lock was held, by the host's clock, for stores without one; `None` if another
@@ -229,7 +324,7 @@ impl From<Scope> for ReleaseInfo {
         Self {
             scope,
             end: Some(End::Released),
-            why: None,
+            outcome: None,
             at_ms: None,
             held_ms: None,
             run_state: None,
@@ -242,7 +337,7 @@ impl ReleaseInfo {
     pub const UNDO: Self = Self {
         scope: Scope::Hold,
         end: None,
-        why: None,
+        outcome: None,
         at_ms: None,
         held_ms: None,
         run_state: Some(RunState::Cancelled),
@@ -274,13 +369,6 @@ pub enum Note {
     Lost(HistoryEntry),
 }
 
-/// Converts a break to the end and the reason in a history entry.
-impl From<&Break> for (End, Option<String>) {
-    fn from(mark: &Break) -> Self {
-        (End::Broken, Some(mark.to_string()))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,13 +398,61 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_outcome_is_left_out() {
+        let read = |outcome: &str| {
+            let line = format!(r#"{{"f":7,"x":"exit 3","o":{outcome}}}"#);
+            let entry: HistoryEntry = serde_json::from_str(&line).unwrap();
+            assert_eq!((entry.fence, entry.end), (Some(Fence(7)), End::Exited(3)));
+            entry.outcome
+        };
+        let newer = r#"{"why":"so","since_then":[1]}"#;
+        assert_eq!(read(newer), Some(RunOutcome::because("so")));
+        for damaged in ["null", "7", "[7]", r#"{"why":7}"#] {
+            assert_eq!(read(damaged), None, "{damaged}");
+        }
+    }
+
+    #[test]
+    fn the_headline_comes_first() {
+        let of = |outcome: RunOutcome, output: Option<&str>| {
+            let output = output.map(Into::into);
+            RunOutcome { output, ..outcome }
+                .reason()
+                .unwrap_or_default()
+        };
+        let (none, because) = (RunOutcome::default, |why: &str| RunOutcome::because(why));
+        let by = |why: Option<&str>| {
+            RunOutcome::from(&Break::new("ana@ops1".into(), why.map(Into::into)))
+        };
+        assert_eq!(of(none(), Some("no host")), "no host");
+        assert_eq!(of(none(), Some("a\nno host")), "no host\na\nno host");
+        assert_eq!(
+            of(because("max runtime 1s"), Some("a")),
+            "max runtime 1s\na"
+        );
+        assert_eq!(of(because("w"), None), "w");
+        assert_eq!(of(by(None), None), "by ana@ops1");
+        assert_eq!(of(by(Some("NFS")), Some("a")), "by ana@ops1: \"NFS\"\na");
+    }
+
+    #[test]
+    fn the_mark_of_a_break_is_an_outcome() {
+        let mark = Break::new("ana@ops1".into(), Some("NFS".into()));
+        let json = serde_json::to_string(&mark).unwrap();
+        assert_eq!(
+            serde_json::from_str::<RunOutcome>(&json).unwrap(),
+            RunOutcome::from(&mark)
+        );
+    }
+
+    #[test]
     fn a_hold_is_listed_once_and_the_latest_comes_first() {
         let past = |fence, end| HistoryEntry {
             fence: Some(Fence(fence)),
             started_ms: None,
             ended_ms: None,
             end,
-            why: None,
+            outcome: None,
             metadata: None,
         };
         let found = vec![

@@ -33,8 +33,8 @@ pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};
 pub use error::{Effect, Error, Kind, Origin, Result, plain};
 pub use history::{
-    End, History, HistoryEntry, Note, REMEMBERED, ReleaseInfo, SKIPPING_HOSTS, Scope, SkipCount,
-    forgotten_hosts,
+    End, History, HistoryEntry, Note, REMEMBERED, ReleaseInfo, RunOutcome, SKIPPING_HOSTS, Scope,
+    SkipCount, forgotten_hosts,
 };
 pub use key::{Key, Namespace};
 pub use library::{Excludes, Library, Neighbour, Sharing};

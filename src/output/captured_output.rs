@@ -4,8 +4,6 @@ use crate::supervise::CapturedOutput;
 
 /// How many bytes of the output the history keeps.
 const KEPT: usize = 1000;
-/// The longest headline, in characters.
-const HEADLINE: usize = 200;
 
 /// Returns the last lines of the output without control characters; `None` if there are none.
 pub fn last_lines(printed: &CapturedOutput) -> Option<String> {
@@ -21,19 +19,6 @@ pub fn last_lines(printed: &CapturedOutput) -> Option<String> {
         .filter(|c| *c == '\n' || !c.is_control())
         .collect();
     Some(text.trim_end().trim_start_matches('\n').to_owned()).filter(|text| !text.is_empty())
-}
-
-/// Returns why a run ended: a headline, then the last lines of the command's output. Without `why`,
-/// the last line is the headline.
-pub fn reason(why: Option<String>, lines: Option<&str>) -> Option<String> {
-    let Some(lines) = lines else { return why };
-    let last = lines.lines().next_back().unwrap_or_default().trim();
-    let headline = why.unwrap_or_else(|| last.chars().take(HEADLINE).collect());
-    Some(if headline == lines {
-        headline
-    } else {
-        format!("{headline}\n{lines}")
-    })
 }
 
 #[cfg(test)]
@@ -54,19 +39,5 @@ mod tests {
         let long = [b"x".repeat(2000), b"\nend\n".to_vec()].concat();
         assert_eq!(of(&long).as_deref(), Some("end"));
         assert_eq!(of(&b"x".repeat(2000)).map(|text| text.len()), Some(1000));
-    }
-
-    #[test]
-    fn the_headline_comes_first() {
-        assert_eq!(reason(None, Some("no host")).as_deref(), Some("no host"));
-        assert_eq!(
-            reason(None, Some("a\nno host")).as_deref(),
-            Some("no host\na\nno host")
-        );
-        assert_eq!(
-            reason(Some("max runtime 1s".into()), Some("a")).as_deref(),
-            Some("max runtime 1s\na")
-        );
-        assert_eq!(reason(Some("w".into()), None).as_deref(), Some("w"));
     }
 }

@@ -8,7 +8,7 @@ use super::{
     holders, wrapped,
 };
 use crate::lock::{
-    self, End, Fence, HistoryEntry, LockState, Metadata, RunRecord, RunState, SkipCount,
+    self, End, Fence, HistoryEntry, LockState, Metadata, RunOutcome, RunRecord, RunState, SkipCount,
 };
 
 /// One run: ended, or still running.
@@ -24,8 +24,8 @@ pub struct RunOf {
     pub ended_ms: Option<u64>,
     /// How it ended; `None` if it is still running.
     pub end: Option<End>,
-    /// Why it ended so: a headline, then the last lines of the command's output.
-    pub why: Option<String>,
+    /// What else is known of its end.
+    pub outcome: RunOutcome,
 }
 
 impl RunOf {
@@ -71,11 +71,9 @@ impl RunOf {
     /// Returns how it ended, in a few words; in capitals if it needs attention.
     pub(super) fn outcome(&self) -> String {
         // The lines after the first are the command's output.
-        let why = self
-            .why
-            .as_deref()
-            .and_then(|why| why.lines().next())
-            .map(|why| holders::clean(why, 120));
+        let why = self.outcome.reason();
+        let why = why.as_deref().and_then(|why| why.lines().next());
+        let why = why.map(|why| holders::clean(why, 120));
         match &self.end {
             None => "running".into(),
             Some(end @ (End::Lost | End::Broken | End::Expired | End::NotStarted)) => {
@@ -155,7 +153,7 @@ pub fn runs(state: &LockState, past: Vec<HistoryEntry>, now: &Now) -> Vec<RunOf>
             started_ms: holder.held_for.map(ms),
             ended_ms: None,
             end: None,
-            why: None,
+            outcome: RunOutcome::default(),
         })
         .collect();
     runs.sort_by_key(|run| std::cmp::Reverse(run.fence));
@@ -165,7 +163,7 @@ pub fn runs(state: &LockState, past: Vec<HistoryEntry>, now: &Now) -> Vec<RunOf>
         started_ms: past.started_ms,
         ended_ms: past.ended_ms,
         end: Some(past.end),
-        why: past.why,
+        outcome: past.outcome.unwrap_or_default(),
     }));
     runs
 }
@@ -390,7 +388,7 @@ mod tests {
             started_ms: Some(started),
             ended_ms: end.is_some().then_some(started + ran * 1000),
             end,
-            why: why.map(Into::into),
+            outcome: why.map(RunOutcome::because).unwrap_or_default(),
         }
     }
 

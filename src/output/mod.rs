@@ -35,7 +35,7 @@ use std::{
     os::fd::AsFd as _,
 };
 
-pub use captured_output::{last_lines, reason};
+pub use captured_output::last_lines;
 pub use event::{EventReport, RunEvent};
 pub use holders::{described, fence, holder, loss, mark, shell, user_at_host};
 pub use lock_view::LockView;

@@ -173,7 +173,7 @@ mod tests {
     use jiff::tz::TimeZone;
 
     use super::*;
-    use crate::lock::Metadata;
+    use crate::lock::{Metadata, RunOutcome};
 
     fn now() -> Now {
         Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::UTC)
@@ -190,7 +190,7 @@ mod tests {
             started_ms: Some(started),
             ended_ms: Some(started + 5000),
             end: Some(end),
-            why: None,
+            outcome: RunOutcome::default(),
         }
     }
 

@@ -33,8 +33,8 @@ const MARKS: [(char, &str, &str); 8] = [
 
 fn mark(run: &RunOf) -> char {
     let timed_out = run
-        .why
-        .as_deref()
+        .outcome
+        .reason()
         .is_some_and(|why| why.starts_with("max runtime"));
     match &run.end {
         None => '>',
@@ -244,7 +244,7 @@ mod tests {
     use jiff::tz::TimeZone;
 
     use super::*;
-    use crate::lock::{Fence, Metadata};
+    use crate::lock::{Fence, Metadata, RunOutcome};
 
     fn now() -> Now {
         Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::UTC)
@@ -261,7 +261,7 @@ mod tests {
             started_ms: Some(started),
             ended_ms: end.is_some().then_some(started + ran * 1000),
             end,
-            why: None,
+            outcome: RunOutcome::default(),
         }
     }
 

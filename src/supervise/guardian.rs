@@ -19,7 +19,7 @@ use rustix::{
 };
 
 use super::{
-    CannotStart, Contain, Deadlines, Ended, OnLost, Plan, ProcessEnd, StopReason,
+    CannotStart, Contain, Deadlines, Ended, OnLost, Plan, ProcessEnd, StopReason, Usage,
     cgroup::{Cgroup, Parent},
     command::{Launch, Launched, environment},
     hunt::Hunt,
@@ -371,8 +371,7 @@ impl GuardianLoop {
         self.learn_verdict();
         if let Some(signal) = status.stopping_signal() {
             self.stopped = true;
-            // On a terminal dlock stops with its command, as the shell expects. Elsewhere dlock
-            // ignores the stop.
+            // dlock stops with its command only on a terminal, as the shell expects.
             let wants_terminal = [libc::SIGTTIN, libc::SIGTTOU].contains(&signal);
             if wants_terminal && self.lend_terminal() {
                 self.forward(libc::SIGCONT);
@@ -420,6 +419,7 @@ impl GuardianLoop {
                 by_itself: self.by_itself,
                 stopped: self.why,
                 leftover_left,
+                usage: self.outcome.and_then(|_| Usage::of_children()),
             }),
         };
         // Other reports may be dropped. dlock's exit status depends on this report, so the guardian

@@ -181,7 +181,7 @@ pub fn transmit(socket: &OwnedFd, datagram: &[u8], descriptors: &[OwnedFd]) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervise::StopReason;
+    use crate::supervise::{StopReason, Usage};
 
     fn at(ms: u64) -> BootTime {
         BootTime::from_boot(Duration::from_millis(ms))
@@ -291,6 +291,10 @@ mod tests {
                 by_itself: stopped.is_none(),
                 stopped,
                 leftover_left: true,
+                usage: Some(Usage {
+                    cpu_ms: 7,
+                    max_rss_bytes: u64::MAX,
+                }),
             })
         };
         let mut all = vec![

@@ -40,6 +40,10 @@ mod tree;
 
 use std::{ffi::OsString, time::Duration};
 
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeValLike as _,
+};
 use serde::{Deserialize, Serialize};
 
 pub use capture::CapturedOutput;
@@ -210,7 +214,7 @@ pub enum Event {
 }
 
 /// How the supervision ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     /// How the command itself ended; `None` if its end is unknown, or the command was never
     /// started.
@@ -221,6 +225,31 @@ pub struct Ended {
     pub stopped: Option<StopReason>,
     /// Whether descendants were left running ([`Leftover::Leave`]).
     pub leftover_left: bool,
+    /// The resources that the command used; `None` if its guardian was lost.
+    pub usage: Option<Usage>,
+}
+
+/// The resources that a command and its descendants used, as far as they have ended. A process
+/// whose parent ignores the end of its children is not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// CPU time, user and system, in ms.
+    pub cpu_ms: u64,
+    /// The peak resident set of the largest process. At least dlock's own memory: for the kernel,
+    /// the peak of a process begins before it executes the command.
+    pub max_rss_bytes: u64,
+}
+
+impl Usage {
+    /// Returns what the children of this process used, and all descendants that were waited for.
+    fn of_children() -> Option<Self> {
+        let usage = getrusage(UsageWho::RUSAGE_CHILDREN).ok()?;
+        let cpu = usage.user_time() + usage.system_time();
+        Some(Self {
+            cpu_ms: cpu.num_milliseconds().try_into().ok()?,
+            max_rss_bytes: u64::try_from(usage.max_rss()).ok()?.checked_mul(1024)?,
+        })
+    }
 }
 
 /// How a process ended.

@@ -63,6 +63,45 @@ impl Site {
     }
 }
 
+/// The shell's own work, a child that it waits for, and one that it leaves to the guardian count.
+#[test]
+fn the_history_has_the_resources_that_the_command_used() {
+    let site = Site::new();
+    let number = |run: &Value, field: &str| run[field].as_u64().unwrap_or_else(|| panic!("{run}"));
+    let work = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; sleep 0.5";
+    let small = "dd if=/dev/zero of=/dev/null bs=1M count=1 2>&1";
+    let large = "dd if=/dev/zero of=/dev/null bs=50M count=1 2>&1";
+    for (script, most_cpu, memory) in [
+        (small.to_owned(), 400, 1..50),
+        (format!("{large}; exit 3"), 400, 50..100),
+        (format!("(setsid {large} &)"), 400, 50..100),
+        (work.to_owned(), u64::MAX, 1..50),
+    ] {
+        site.run(&[], &script);
+        let run = site.last();
+        let (cpu, ran) = (number(&run, "cpu_ms"), number(&run, "ran_ms"));
+        assert!(cpu <= most_cpu, "{script}: {run}");
+        assert!(
+            memory.contains(&(number(&run, "max_rss_bytes") >> 20)),
+            "{script}: {run}"
+        );
+        if script == work {
+            assert!(cpu >= 50 && cpu + 400 <= ran, "{run}");
+        }
+    }
+    let token = dlock::run(&site.store(), &["acquire", &site.key, "--ttl", "1m"]).stdout;
+    dlock::run(
+        &site.store(),
+        &["release", &site.key, "--token", token.trim()],
+    );
+    let run = site.last();
+    assert_eq!(run["end"], "released");
+    assert!(
+        run["cpu_ms"].is_null() && run["max_rss_bytes"].is_null(),
+        "{run}"
+    );
+}
+
 /// Any process that shares the pipe can make it non-blocking, as Node.js does.
 #[test]
 fn a_non_blocking_stdout_loses_no_output() {

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     backends::queue::record::HoldRecord,
-    lock::{Break, End, Error, Fence, HistoryEntry, Key, Kind},
+    lock::{Break, Error, Fence, HistoryEntry, Key, Kind},
 };
 
 /// Returns the error for a holder of another library.
@@ -119,15 +119,9 @@ pub(super) async fn evict(
         one.info()?.ok_or_else(foreign)?.metadata,
         look.record_of(one),
     );
-    let (end, why): (End, _) = mark.into();
-    let since_ms = record.and_then(|record| record.hold_record.since_ms);
     let past = HistoryEntry {
-        fence: Some(fence),
-        started_ms: since_ms,
-        ended_ms: None,
-        end,
-        why,
-        metadata,
+        started_ms: record.and_then(|record| record.hold_record.since_ms),
+        ..HistoryEntry::unreleased(Some(fence), Some(mark), metadata)
     };
     let compare = vec![ops::created_at(&one.name, one.created)];
     let mut gone = vec![

@@ -33,7 +33,7 @@ struct Written {
     since: Option<i64>,
     ended: Option<i64>,
     how: String,
-    why: Option<String>,
+    outcome: Option<String>,
     metadata: Option<String>,
 }
 
@@ -45,7 +45,7 @@ impl Written {
             since: ms(past.started_ms),
             ended: ms(past.ended_ms),
             how: past.end.to_string(),
-            why: past.why.clone(),
+            outcome: json(past.outcome.as_ref())?,
             metadata: json(past.metadata.as_ref())?,
         })
     }
@@ -57,7 +57,7 @@ impl Written {
             ("since", self.since.map_or(Value::Null, Value::Int)),
             ("ended", self.ended.map_or(Value::Null, Value::Int)),
             ("how", Value::Text(&self.how)),
-            ("why", Value::text_or_null(self.why.as_deref())),
+            ("outcome", Value::text_or_null(self.outcome.as_deref())),
             ("metadata", Value::text_or_null(self.metadata.as_deref())),
         ]
     }

@@ -12,6 +12,17 @@ use crate::{
     lock::{Init, Result},
 };
 
+/// The columns of older layouts that must go, with their tables.
+const DROPPED: [(&str, &str); 2] = [("runs", "why"), ("marks", "broken")];
+
+/// Returns the changes that drop those columns of a table that must go.
+fn drops<'a>(table: &str, columns: impl Iterator<Item = &'a str>) -> Vec<String> {
+    columns
+        .filter(|column| DROPPED.contains(&(table, *column)))
+        .map(|column| format!("DROP COLUMN {column}"))
+        .collect()
+}
+
 /// Returns the names and definitions of a table's columns.
 fn columns(table: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let create = format!("CREATE TABLE IF NOT EXISTS :{table} (");
@@ -147,17 +158,16 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<TableState
     }
     let (mut changes, mut usable) = (String::new(), true);
     for (name, suffix) in [("table", "")].into_iter().chain(SIDE_TABLES) {
-        let (mut parts, mut collations) = (Vec::new(), Vec::new());
+        let there: Vec<_> = found.iter().filter(|(of, ..)| of == suffix).collect();
+        let mut parts = drops(name, there.iter().map(|column| &*column.1));
+        let mut collations = Vec::new();
         for (column, definition) in columns(name).filter(|_| exists(suffix)) {
             let kind = definition
                 .split(' ')
                 .next()
                 .unwrap_or_default()
                 .to_ascii_lowercase();
-            match found
-                .iter()
-                .find(|(of, name, ..)| of == suffix && name == column)
-            {
+            match there.iter().find(|(_, name, ..)| name == column) {
                 None => parts.push(format!("ADD COLUMN {column} {definition}")),
                 // A server's default decided, of an older table or of ShedLock's. ShedLock's own
                 // column keeps its collation.

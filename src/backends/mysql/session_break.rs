@@ -9,8 +9,8 @@ use super::{
     statement::Value,
 };
 use crate::{
-    backends::sql::{Fields, Session as _, SqlMode, fence_int},
-    lock::{Break, Effect, End, Error, Fence, Key, Kind, Result},
+    backends::sql::{Fields, Session as _, SqlMode, fence_int, json},
+    lock::{Break, Effect, Error, Fence, Key, Kind, Result},
 };
 
 /// A hold that was marked.
@@ -32,10 +32,7 @@ impl MysqlSessions {
         mark: &Break,
     ) -> Result<Option<Marked>> {
         let name = self.name_of(key);
-        let (_, broken): (End, _) = mark.into();
-        let mark = serde_json::to_string(mark).map_err(|error| {
-            Error::new(Kind::Internal, "the mark can't be written").source(error)
-        })?;
+        let mark = json(Some(mark))?;
         let mut session = self.client.take().await?;
         // A row that readers can lock has no writer.
         let share = if session.server.mariadb {
@@ -70,8 +67,7 @@ impl MysqlSessions {
         let values = [
             ("name", Value::Bytes(&name)),
             ("fence", Value::Int(fence_int(fence))),
-            ("mark", Value::Text(&mark)),
-            ("broken", Value::Text(broken.as_deref().unwrap_or_default())),
+            ("mark", Value::text_or_null(mark.as_deref())),
             ("has", Value::Sql(&has)),
             ("holds", Value::Sql(holds.trim_end())),
         ];

@@ -39,7 +39,7 @@ use super::{
 use crate::{
     backends::sql::{
         self, Begun, Client, Fields, HasClient, Over, Session as _, SessionLocks, SessionStore,
-        SqlMode, Tries,
+        SqlMode, Tries, json,
     },
     lock::{
         Amendment, Break, Capabilities, Fence, Holder, Intent, Key, Mode, ReleaseInfo, Request,
@@ -225,18 +225,16 @@ impl MysqlSessions {
             format!("NOT {}", Life::of(&session.server).lives)
         };
         self.client.put_back(session, &Ok(()));
-        let (name, root, how) = (
-            self.name_of(key),
-            token.hold_text(),
-            info.end.as_ref().map(ToString::to_string),
-        );
+        let (name, root) = (self.name_of(key), token.hold_text());
+        let how = info.end.as_ref().map(ToString::to_string);
+        let outcome = json(info.outcome.as_ref())?;
         let values = [
             ("name", Value::Bytes(&name)),
             ("root", Value::Text(&root)),
             ("session", Value::Sql("session")),
             ("ours", Value::Sql(&gone)),
             ("how", Value::text_or_null(how.as_deref())),
-            ("why", Value::text_or_null(info.why.as_deref())),
+            ("outcome", Value::text_or_null(outcome.as_deref())),
         ];
         let remember = match how {
             Some(_) if self.is_row() => concat!(

@@ -102,17 +102,14 @@ pub(super) async fn note(
         }
         Note::Lost(past) => {
             let (metadata, end) = (json(past.metadata.as_ref())?, past.end.to_string());
-            let why = past
-                .why
-                .as_deref()
-                .map(|why| session.words(why).into_owned());
+            let outcome = json(past.outcome.as_ref())?;
             let values = [
                 Value::Text(name),
                 Value::Int(past.fence.map_or(0, fence_int)),
                 Value::MaybeInt(bigint(past.started_ms)),
                 Value::MaybeInt(bigint(past.ended_ms)),
                 Value::Text(&end),
-                Value::Maybe(why.as_deref()),
+                Value::Maybe(outcome.as_deref()),
                 Value::Maybe(metadata.as_deref()),
             ];
             session
@@ -128,16 +125,13 @@ pub(super) fn rows(session: &PostgresSession, past: &[HistoryEntry]) -> Result<S
     let mut rows = Vec::new();
     for past in past {
         let (metadata, end) = (json(past.metadata.as_ref())?, past.end.to_string());
-        let (end, why) = (
-            session.words(&end),
-            past.why.as_deref().map(|why| session.words(why)),
-        );
+        let (end, outcome) = (session.words(&end), json(past.outcome.as_ref())?);
         let values = [
             Value::MaybeInt(past.fence.map(fence_int)),
             Value::MaybeInt(bigint(past.started_ms)),
             Value::MaybeInt(bigint(past.ended_ms)),
             Value::Text(&end),
-            Value::Maybe(why.as_deref()),
+            Value::Maybe(outcome.as_deref()),
             Value::Maybe(metadata.as_deref()),
         ];
         rows.push(fill("($1, $2, $3, $4, $5, $6)", &values));

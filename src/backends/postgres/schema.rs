@@ -145,6 +145,9 @@ pub(super) async fn is_complete(session: &mut PostgresSession, tables: &Tables) 
         && ["start_replaced", "drains"]
             .iter()
             .all(|name| fences.iter().any(|row| row.at(0) == *name));
+    let runs = session
+        .query(COLUMNS, &[Value::Text(&tables.quoted("_runs"))])
+        .await?;
     let sessions = session
         .query(COLUMNS, &[Value::Text(&tables.quoted("_sessions"))])
         .await?;
@@ -153,6 +156,7 @@ pub(super) async fn is_complete(session: &mut PostgresSession, tables: &Tables) 
         .query(logged, &[Value::Text(&tables.quoted("_sessions"))])
         .await?;
     let complete = complete
+        && runs.iter().any(|row| row.at(0) == "outcome")
         && sessions.iter().any(|row| row.at(0) == "ends")
         && logged.iter().any(|row| row.at(0) == "t");
     Ok(complete && sides.at(0) == "7")

@@ -3,11 +3,11 @@
 use super::{
     session_holders::{HolderSession, LEFT, look_sql, read_sessions},
     sessions::PostgresSessions,
-    statement::{Value, ascii},
+    statement::{Value, json},
 };
 use crate::{
     backends::sql::fence_int,
-    lock::{Break, End, Error, Fence, Kind, Result},
+    lock::{Break, Error, Fence, Kind, Result},
 };
 
 impl PostgresSessions {
@@ -31,24 +31,13 @@ impl PostgresSessions {
         if self.session_of(name, fence).await?.is_none() {
             return Ok(false);
         }
-        let (_, broken): (End, _) = mark.into();
-        let mark = serde_json::to_string(mark).map_err(|error| {
-            Error::new(Kind::Internal, "the mark can't be written").source(error)
-        })?;
+        let mark = json(Some(mark))?;
         self.aside(async |table| {
             let sql = table.tables.fill(include_str!("sql/mark_session.sql"));
-            let (mark, broken) = (
-                ascii(&mark),
-                table
-                    .session
-                    .words(broken.as_deref().unwrap_or_default())
-                    .into_owned(),
-            );
             let values = [
                 Value::Text(name),
                 Value::Int(fence_int(fence)),
-                Value::Text(&mark),
-                Value::Text(&broken),
+                Value::Maybe(mark.as_deref()),
             ];
             Ok(!table.session.query(&sql, &values).await?.is_empty())
         })

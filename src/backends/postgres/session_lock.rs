@@ -9,7 +9,7 @@ use super::{
     names::Tables,
     options::{AdvisoryKey, PostgresOptions},
     starts,
-    statement::{Value, fill},
+    statement::{Value, fill, json},
     table::part,
 };
 use crate::{
@@ -345,7 +345,8 @@ impl PostgresLock {
     ) -> Result<()> {
         self.has = false;
         let how = info.end.as_ref().map(ToString::to_string);
-        let outcome = match info.run_state {
+        let outcome = json(info.outcome.as_ref())?;
+        let became = match info.run_state {
             Some(_) => format!(
                 ", became AS (UPDATE {{fences}} AS l SET fence = l.fence{} FROM freed AS f \
                  WHERE l.name = $1 AND f.fence IN (l.start_fence, l.paced_fence))",
@@ -353,10 +354,6 @@ impl PostgresLock {
             ),
             None => String::new(),
         };
-        let why = info
-            .why
-            .as_deref()
-            .map(|why| self.session.words(why).into_owned());
         let say = |remembers: bool| {
             let sql = include_str!("sql/end_hold.sql")
                 .replace(
@@ -370,13 +367,13 @@ impl PostgresLock {
                         include_str!("sql/trimmed.sql"),
                     ),
                 )
-                .replace("{became}", &outcome);
+                .replace("{became}", &became);
             let values = [
                 Value::Text(&self.name),
                 Value::Pid(self.own.pid),
                 Value::Text(hold),
                 Value::Maybe(how.as_deref()),
-                Value::Maybe(why.as_deref()),
+                Value::Maybe(outcome.as_deref()),
             ];
             fill(&self.own.tables.fill(&sql), &values)
         };

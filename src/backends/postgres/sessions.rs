@@ -424,10 +424,7 @@ impl SessionStore for PostgresSessions {
             "AND s.server IS DISTINCT FROM {server}"
         };
         let (name, hold) = (self.name_of(key), token.hold_text());
-        let (how, why) = (
-            info.end.as_ref().map(ToString::to_string),
-            info.why.as_deref(),
-        );
+        let how = info.end.as_ref().map(ToString::to_string);
         let remember = include_str!("sql/remember.sql")
             .replace("$4", "$3")
             .replace("$5", "$4");
@@ -441,12 +438,12 @@ impl SessionStore for PostgresSessions {
             .replace("{became}", &starts::outcome(info.run_state, "f.fence"));
         let _: Result<_> = self
             .aside(async |table| {
-                let why = why.map(|why| table.session.words(why));
+                let outcome = json(info.outcome.as_ref())?;
                 let values = [
                     Value::Text(&name),
                     Value::Text(&hold),
                     Value::Maybe(how.as_deref()),
-                    Value::Maybe(why.as_deref()),
+                    Value::Maybe(outcome.as_deref()),
                 ];
                 table.session.query(&sql, &values).await
             })

@@ -6,10 +6,9 @@
 
 use std::fmt::Write as _;
 
-use crate::{
-    backends::sql,
-    lock::{Metadata, Result},
-};
+use serde::Serialize;
+
+use crate::{backends::sql, lock::Result};
 
 /// The value of a parameter.
 #[derive(Clone, Copy, Debug)]
@@ -115,9 +114,9 @@ pub(super) fn fill(sql: &str, values: &[Value<'_>]) -> String {
     out
 }
 
-/// Returns metadata as the columns have it.
-pub(super) fn json(metadata: Option<&Metadata>) -> Result<Option<String>> {
-    Ok(sql::json(metadata)?.map(|json| ascii(&json)))
+/// Returns a column's JSON.
+pub(super) fn json(value: Option<&impl Serialize>) -> Result<Option<String>> {
+    Ok(sql::json(value)?.map(|json| ascii(&json)))
 }
 
 /// Returns JSON in ASCII, which every encoding has.

@@ -42,7 +42,7 @@ pub fn released(
         started_ms,
         ended_ms: None,
         end,
-        why: info.why.clone(),
+        outcome: info.outcome.clone(),
         metadata,
     })
 }

@@ -5,12 +5,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::lock::{
-    Break, End, Error, Fence, HistoryEntry, Holder, Kind, Metadata, Mode, Request, Result,
-    RunRecord,
+    Break, Error, Fence, HistoryEntry, Holder, Kind, Metadata, Mode, Request, Result, RunRecord,
 };
 
 /// The layout that this version writes. Another first number is refused.
-pub const LAYOUT: &str = "2.0";
+pub const LAYOUT: &str = "2.1";
 const MAJOR: u32 = 2;
 
 /// What a contender says of itself. Written once, with its entry: etcd's revision of a key is its
@@ -200,15 +199,10 @@ impl HoldRecord {
     /// Returns the history entry of a hold that was never released; `made` is the number of the
     /// step that made the record. The end of the hold is unknown.
     pub fn history_entry(&self, made: Fence) -> Option<HistoryEntry> {
-        let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
         let (fence, metadata) = (self.fence.or(Some(made)), self.metadata.clone());
-        self.is_hold.then_some(HistoryEntry {
-            fence,
+        self.is_hold.then(|| HistoryEntry {
             started_ms: self.since_ms,
-            ended_ms: None,
-            end,
-            why,
-            metadata,
+            ..HistoryEntry::unreleased(fence, self.mark.as_ref(), metadata)
         })
     }
 

@@ -10,7 +10,8 @@ use super::{
     state::read_shares,
 };
 use crate::lock::{
-    Break, End, Fence, History, HistoryEntry, Key, Kind, Note, Result, SKIPPING_HOSTS, SkipCount,
+    Break, Fence, History, HistoryEntry, Key, Kind, Note, ReleaseInfo, Result, SKIPPING_HOSTS,
+    SkipCount,
 };
 
 /// The number of replies that [`read_history`] needs.
@@ -96,12 +97,7 @@ impl Redis {
             &runs[..],
         ]
         .concat();
-        let (end, why) = mark.into();
-        let (fence, json, how) = (
-            fence.to_string(),
-            to_json(mark)?,
-            how(&end, why.as_deref())?,
-        );
+        let (fence, json) = (fence.to_string(), to_json(mark)?);
         let sharded = flag(self.is_cluster());
         let told = [
             &*names.channel,
@@ -110,7 +106,7 @@ impl Redis {
             &names.wakes,
             &names.fair_queue,
         ];
-        let arguments = [&[&*fence, &json, &how, flag(at_once)], &told[..]].concat();
+        let arguments = [&[&*fence, &json, flag(at_once)], &told[..]].concat();
         let reply = self.eval(&script::BREAK, &keys, &arguments).await?;
         read_marking(&reply)
     }
@@ -256,26 +252,27 @@ pub(in crate::backends) fn vanished<'a>(
         .filter(|(field, _)| field.starts_with("hold:"))
         .filter_map(|(_, value)| value.split(':').next()?.parse().ok());
     let mark: Option<Break> = of_record("mark").and_then(|mark| serde_json::from_str(mark).ok());
-    let (end, why) = mark.as_ref().map_or((End::Expired, None), Into::into);
+    let metadata = of_record("meta").and_then(|json| serde_json::from_str(json).ok());
     Some(HistoryEntry {
-        fence: Some(fence),
         started_ms: of_record("since").and_then(|since| since.parse().ok()),
         ended_ms: ends.max(),
-        end,
-        why,
-        metadata: of_record("meta").and_then(|json| serde_json::from_str(json).ok()),
+        ..HistoryEntry::unreleased(Some(fence), mark.as_ref(), metadata)
     })
 }
 
-/// Returns a hold's outcome as the end of a history entry: the JSON of a [`HistoryEntry`] from its
-/// `"x":` on, without the brace.
-pub(in crate::backends) fn how(end: &End, why: Option<&str>) -> Result<String> {
-    let why = why
-        .map(to_json)
-        .transpose()?
-        .map(|why| format!(",\"w\":{why}"))
-        .unwrap_or_default();
-    Ok(format!("\"x\":{}{why}", to_json(end)?))
+/// Returns how a hold ended as the end of a history entry: the JSON of a [`HistoryEntry`] from its
+/// `"x":` on, without the brace; empty to write none.
+pub(in crate::backends) fn how(info: &ReleaseInfo) -> Result<String> {
+    let Some(end) = &info.end else {
+        return Ok(String::new());
+    };
+    let outcome = info.outcome.as_ref().map(to_json).transpose()?;
+    let outcome = outcome.map(|json| format!(",\"o\":{json}"));
+    Ok(format!(
+        "\"x\":{}{}",
+        to_json(end)?,
+        outcome.unwrap_or_default()
+    ))
 }
 
 pub(in crate::backends) fn read_marking(reply: &Value) -> Result<bool> {

@@ -102,12 +102,7 @@ impl Redis {
         ];
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
         let (tree, sharded) = (flag(info.scope == Scope::Tree), flag(self.is_cluster()));
-        let how = info
-            .end
-            .as_ref()
-            .map(|end| history::how(end, info.why.as_deref()))
-            .transpose()?
-            .unwrap_or_default();
+        let how = history::how(info)?;
         let bad = flag(info.end.as_ref().is_some_and(End::is_bad));
         let run_state = info.run_state.map_or("", RunState::as_str);
         let told = [

@@ -26,23 +26,23 @@ macro_rules! script {
 
 pub(super) static ACQUIRE: Script = script!(
     "lua/acquire.lua",
-    "ee1c12ec06a60b0256fa7da66c3607ce8720d836"
+    "959b8716f8d8ec2b07a20774df8fe38d53c101df"
 );
 pub(super) static SHARE: Script =
-    script!("lua/share.lua", "6b31884bb83cb0c417b9ead60068751ee256d0ae");
+    script!("lua/share.lua", "66e959c1e4fc183a47091c9336f11caac8d2ae55");
 pub(super) static RENEW: Script =
-    script!("lua/renew.lua", "d25cef0faf9e746f8c9785dd4c1e3496d713a648");
+    script!("lua/renew.lua", "6ac41e837be087aa36c4bfc9c983cca725e21d2b");
 pub(super) static RELEASE: Script = script!(
     "lua/release.lua",
-    "7839d5a7e9aea985eda317a9ca40471c6c7c14d1"
+    "a8dacfaa0d49d9ea7f8f3b71f1ae4214c620dee4"
 );
 pub(super) static BREAK: Script =
-    script!("lua/break.lua", "a0094cf1804f40f07cb0b997da7e66c87602d8cd");
+    script!("lua/break.lua", "ced8c148e5a32c0488541a630b671ccec2a8366b");
 pub(super) static NOTE: Script =
-    script!("lua/note.lua", "67e1495522f8ef742d040e70ef41292d56c71081");
+    script!("lua/note.lua", "8bb92cb64715cd964efee4ea08fc1ba99ee160af");
 pub(super) static ABANDON: Script = script!(
     "lua/abandon.lua",
-    "c305a0579b8fae804b9ba874c967c8d5b00e9499"
+    "b111c638d8b695a58f99d22c7407d9f71587d384"
 );
 
 impl Script {

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     backends::redis::{
         failure,
-        history::{HISTORY_READS, add_history_reads, how, read_history, to_json},
+        history::{HISTORY_READS, add_history_reads, read_history, to_json},
         names::RedisNames,
         reply,
     },
@@ -99,13 +99,7 @@ impl Redlock {
             names.shares,
             names.ends,
         ];
-        let (end, why) = mark.into();
-        let arguments = vec![
-            fence.to_string(),
-            to_json(mark)?,
-            how(&end, why.as_deref())?,
-            flag(at_once),
-        ];
+        let arguments = vec![fence.to_string(), to_json(mark)?, flag(at_once)];
         let bound = self.options.bound(None, 1);
         let answers = self
             .ask(bound, &script::BREAK, keys, |_| Some(arguments.clone()))

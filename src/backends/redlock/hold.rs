@@ -154,12 +154,6 @@ impl Redlock {
     ) -> Result<Release> {
         let names = self.names(key)?;
         let scope = info.scope;
-        let how = info
-            .end
-            .as_ref()
-            .map(|end| how(end, info.why.as_deref()))
-            .transpose()?
-            .unwrap_or_default();
         let bad = flag(info.end.as_ref().is_some_and(End::is_bad));
         let run_state = info
             .run_state
@@ -168,7 +162,7 @@ impl Redlock {
             token.owner.to_string(),
             token.hold_text(),
             flag(scope == Scope::Tree),
-            how,
+            how(info)?,
             bad,
             run_state,
         ];

@@ -18,22 +18,22 @@ macro_rules! script {
 }
 
 pub(super) static TAKE: Script =
-    script!("lua/take.lua", "9d9154095a67df0823dee023d9cd6c78484e1761");
+    script!("lua/take.lua", "5cb0b4d56d22243d011ed34296db5c3b044e7971");
 pub(super) static COMMIT: Script =
-    script!("lua/commit.lua", "48795503357c6fa2a3c971a3ca76528f23599c05");
+    script!("lua/commit.lua", "c9edc7b2bc3eba3fb36272b8825305a025aaeb43");
 pub(super) static RENEW: Script =
-    script!("lua/renew.lua", "b48ecb4f1093e7d31fa75cd58f0884ffdb98db80");
+    script!("lua/renew.lua", "ac2e56cab19a840e080d9a85618fb715847ae493");
 pub(super) static RELEASE: Script = script!(
     "lua/release.lua",
-    "97f02fb10d6979b33788cfabe75d171ebf609821"
+    "151b90ab35d0a237b9cf0a5b08e978255a950042"
 );
 pub(super) static BREAK: Script =
-    script!("lua/break.lua", "50204041b429d906f1009b05d5bd0888c8e3fc4e");
+    script!("lua/break.lua", "4c8bf88b5525b01513147bb864b090b1edf889d8");
 pub(super) static NOTE: Script =
-    script!("lua/note.lua", "2a7bfa8349b65a60faa1f5a73d271ed2ea1c37a4");
+    script!("lua/note.lua", "5a36073d976d5eafb11b73ce3c6db1f965047811");
 pub(super) static ABANDON: Script = script!(
     "lua/abandon.lua",
-    "c1f00f770276818c2bc3645d3c77f26ad3ca3f04"
+    "4f01b75ad65bcbd3366587541995163cde1990e6"
 );
 
 #[cfg(test)]

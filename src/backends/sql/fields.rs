@@ -2,10 +2,10 @@
 
 use std::slice::Iter;
 
+use serde::Serialize;
+
 use super::{Plain, micros};
-use crate::lock::{
-    Break, End, Error, Fence, HistoryEntry, Holder, Kind, Metadata, Mode, Result, SkipCount,
-};
+use crate::lock::{Break, End, Error, Fence, HistoryEntry, Holder, Kind, Mode, Result, SkipCount};
 
 /// The values of one row as text; `None` for NULL.
 pub struct Row {
@@ -69,7 +69,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads JSON. Metadata that can't be read is left out, since no decision depends on it.
+    /// Reads JSON. JSON that can't be read is left out, since no decision depends on it.
     pub fn json<T: serde::de::DeserializeOwned>(&mut self) -> Result<Option<T>> {
         Ok(self
             .text_or_null()?
@@ -89,14 +89,14 @@ impl<'a> Fields<'a> {
             .and_then(|number| u64::try_from(number).ok()))
     }
 
-    /// Reads an ended hold: fence, begin and end in ms, end, reason, metadata.
+    /// Reads an ended hold: fence, begin and end in ms, end, outcome, metadata.
     pub fn history_entry(&mut self) -> Result<HistoryEntry> {
         Ok(HistoryEntry {
             fence: Some(as_fence(self.int()?)),
             started_ms: self.unsigned()?,
             ended_ms: self.unsigned()?,
             end: End::from(&*self.text()?),
-            why: self.text_or_null()?,
+            outcome: self.json()?,
             metadata: self.json()?,
         })
     }
@@ -131,10 +131,10 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Returns metadata as JSON.
-pub fn json(metadata: Option<&Metadata>) -> Result<Option<String>> {
-    let json = metadata.map(serde_json::to_string).transpose();
-    json.map_err(|error| Error::new(Kind::Internal, "the metadata can't be written").source(error))
+/// Returns a column's JSON.
+pub fn json(value: Option<&impl Serialize>) -> Result<Option<String>> {
+    let json = value.map(serde_json::to_string).transpose();
+    json.map_err(|error| Error::new(Kind::Internal, "it can't be written as JSON").source(error))
 }
 
 /// Returns a fence from its column.

@@ -12,9 +12,9 @@ use crate::{
 };
 
 /// The layout that this version writes: its major number times a hundred, plus its minor one.
-pub const LAYOUT: i16 = 200;
+pub const LAYOUT: i16 = 300;
 /// From this number on a layout has a newer major version and must not be changed.
-pub const LAYOUT_REFUSED: i16 = 300;
+pub const LAYOUT_REFUSED: i16 = 400;
 
 /// From this number on a fence can't be raised: programs that read JSON have no exact numbers
 /// beyond.

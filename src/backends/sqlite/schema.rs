@@ -24,7 +24,7 @@ use super::{failure, location};
 use crate::lock::{Error, Kind, Result, random};
 
 /// The layout that this version writes, kept in `user_version`.
-pub(in crate::backends) const LAYOUT: i64 = 9;
+pub(in crate::backends) const LAYOUT: i64 = 10;
 /// "dlck", kept in `application_id`.
 const APPLICATION: i64 = 0x646c_636b;
 

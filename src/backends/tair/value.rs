@@ -237,7 +237,7 @@ pub(super) struct TentativeClaim {
 /// Returns a value that was never written before.
 fn value(what: &str, json: &str) -> String {
     format!(
-        r#"{{"dlock":"{MAJOR}.0","nonce":"{:016x}","{what}":{json}}}"#,
+        r#"{{"dlock":"{MAJOR}.1","nonce":"{:016x}","{what}":{json}}}"#,
         random()
     )
 }

@@ -189,19 +189,14 @@ async fn evict(
         let Some(target) = find(session, names, fence).await? else {
             return Ok(false);
         };
-        let (end, why) = mark.into();
         let HoldRecord { metadata, mode, .. } = target.granted.hold;
         let (started_ms, over) = (
             u64::try_from(target.stat.ctime).ok(),
             HoldRecord::ended(mode, fence).write(),
         );
         let run = Run::ending_now(HistoryEntry {
-            fence: Some(fence),
             started_ms,
-            ended_ms: None,
-            end,
-            why,
-            metadata,
+            ..HistoryEntry::unreleased(Some(fence), Some(mark), metadata)
         })
         .node(names);
         let mut steps = vec![

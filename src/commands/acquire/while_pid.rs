@@ -24,7 +24,7 @@ use crate::{
     lease::{self, BootClock, Budget, Clock as _, Lease, Limits, Loss, ask, wall_ms},
     lock::{
         self, Backend, BootTime, Break, End, Error, HistoryEntry, Intent, Key, Kind, ReleaseInfo,
-        Result, Scope,
+        Result, RunOutcome, Scope,
     },
     output::{Syslog, drain, loss, mark},
     supervise::{Detach, Monitor, RenewerFork, Signals, fork_monitor, fork_renewer},
@@ -172,19 +172,18 @@ async fn keep_on(
                     started_ms: None,
                     ended_ms: Some(wall_ms()),
                     end: End::Lost,
-                    why: Some(how),
+                    outcome: Some(RunOutcome::because(how)),
                     metadata: None,
                 };
                 lease::note(&mut *backend, &lease.key, &lock::Note::Lost(past), ASIDE).await;
             }
         }
     }
-    let (ended, why) = broken.as_ref().map_or((End::Released, None), Into::into);
     let held = BootClock.now().since(began);
     let held_ms = u64::try_from(held.as_millis()).ok();
     let info = ReleaseInfo {
-        end: Some(ended),
-        why,
+        end: Some(broken.as_ref().map_or(End::Released, |_| End::Broken)),
+        outcome: broken.as_ref().map(Into::into),
         at_ms: Some(wall_ms()),
         held_ms,
         ..Scope::Tree.into()

@@ -99,11 +99,7 @@ pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
             return Ok(exit::NOT_HELD);
         }
     }
-    let mark = Break {
-        by: consent::here(),
-        why: settings.reason.clone(),
-        seen: false,
-    };
+    let mark = Break::new(consent::here(), settings.reason.clone());
     let mut outcomes: Vec<HoldOutcome<'_>> = holds
         .iter()
         .map(|(key, _, number)| (key, *number, None))

@@ -278,11 +278,8 @@ impl Job<'_> {
             let info = watch.info(scope, &end, ran);
             verdict.release_result = self.release_all(&mut holds, &info, &mut watch).await;
         }
-        if let Some(how) = watch
-            .reason(watch.lost.clone())
-            .filter(|_| watch.lost.is_some())
-        {
-            self.note_losses(&mut holds, &how, &verdict, ended).await;
+        if watch.lost.is_some() {
+            self.note_losses(&mut holds, &watch, &verdict, ended).await;
         }
         let Outcome { result, status, .. } = watch.outcome(&end);
         (verdict.outcome, verdict.status) = (result, status);

@@ -7,11 +7,16 @@ use futures_util::future::join_all;
 use super::{
     Frequency,
     job::{Job, JobLock, Ownership},
-    watch::RunWatch,
+    outcome::{Disturbance, Outcome},
+    watch::{RunWatch, SupervisionEnd},
 };
 use crate::{
+    exit,
     lease::{BootClock, Clock as _, Limits, Released, note, release, wall_ms},
-    lock::{self, BootTime, HistoryEntry, Metadata, Note, ReleaseInfo, RunState, whole_ms},
+    lock::{
+        BootTime, End, HistoryEntry, Metadata, Note, ReleaseInfo, RunOutcome, RunState, Scope,
+        whole_ms,
+    },
     output::{ReleaseResult, Verdict},
 };
 
@@ -20,6 +25,45 @@ use crate::{
 const AFTERWARDS: Duration = Duration::from_secs(3);
 /// The same limit if the lease is already over.
 const LAST_TRY: Duration = Duration::from_secs(1);
+
+impl RunWatch<'_> {
+    /// Returns the release info of the hold, for the history.
+    pub(super) fn info(&self, scope: Scope, end: &SupervisionEnd, ran: Duration) -> ReleaseInfo {
+        let Outcome {
+            status,
+            end: how,
+            state,
+            ..
+        } = self.outcome(end);
+        let mark = self.broken.as_ref().filter(|_| how == End::Broken);
+        let why = match (end, self.disturbance()) {
+            (SupervisionEnd::NotStarted(_, why, _), _) => Some(why.clone()),
+            (_, Disturbance::Lost) => self.lost.clone(),
+            (_, Disturbance::Broken) => mark.and_then(|mark| mark.why.clone()),
+            (_, Disturbance::TimedOut) => Some(self.settings.max_runtime()),
+            (_, Disturbance::None) => None,
+        };
+        let usage = match end {
+            SupervisionEnd::Ended(ended) => ended.usage,
+            _ => None,
+        };
+        let outcome = RunOutcome {
+            by: mark.map(|mark| mark.by.clone()),
+            why,
+            output: self.last_lines.clone().filter(|_| status != exit::OK),
+            cpu_ms: usage.map(|usage| usage.cpu_ms),
+            max_rss_bytes: usage.map(|usage| usage.max_rss_bytes),
+        };
+        ReleaseInfo {
+            scope,
+            end: Some(how),
+            outcome: Some(outcome).filter(|outcome| *outcome != RunOutcome::default()),
+            at_ms: Some(wall_ms()),
+            held_ms: u64::try_from(ran.as_millis()).ok(),
+            run_state: Some(state),
+        }
+    }
+}
 
 impl Job<'_> {
     /// Releases the locks. Returns the worst outcome.
@@ -109,47 +153,43 @@ impl Job<'_> {
     }
 
     /// Records how unreleased holds were lost. For released holds, the release carried that
-    /// information.
+    /// information. The store may not answer, which may have been the reason of the loss.
     pub(super) async fn note_losses(
         &self,
         holds: &mut [JobLock],
-        how: &str,
+        watch: &RunWatch<'_>,
         verdict: &Verdict,
         ended: BootTime,
     ) {
-        let untold = holds
-            .iter_mut()
-            .filter(|hold| hold.standing != Ownership::Released);
-        let answer = ended.plus(AFTERWARDS).since(BootClock.now()).max(LAST_TRY);
-        join_all(
-            untold.map(|hold| self.note_loss(hold, how, (verdict, ended), Limits::of(answer))),
-        )
-        .await;
-    }
-
-    /// Records in the store how the hold was lost. The store may not answer, which may have been
-    /// the reason of the loss.
-    async fn note_loss(
-        &self,
-        JobLock { backend, lease, .. }: &mut JobLock,
-        how: &str,
-        (verdict, ended): (&Verdict, BootTime),
-        limits: Limits<'_>,
-    ) {
         // The store was tried for a while since then.
         let ended_ms = wall_ms().saturating_sub(whole_ms(BootClock.now().since(ended)));
-        let started_ms = ended_ms.saturating_sub(whole_ms(verdict.ran.unwrap_or_default()));
-        let past = HistoryEntry {
-            fence: Some(lease.fence),
-            started_ms: Some(started_ms),
+        let ran = whole_ms(verdict.ran.unwrap_or_default());
+        let lost = HistoryEntry {
+            fence: None,
+            started_ms: Some(ended_ms.saturating_sub(ran)),
             ended_ms: Some(ended_ms),
-            end: lock::End::Lost,
-            why: Some(how.to_owned()),
+            end: End::Lost,
+            outcome: Some(RunOutcome {
+                why: watch.lost.clone(),
+                output: watch.last_lines.clone(),
+                ..RunOutcome::default()
+            }),
             metadata: self.metadata.clone().map(|us| Metadata {
                 waited_ms: Some(whole_ms(verdict.waited)),
                 ..us
             }),
         };
-        note(&mut **backend, &lease.key, &Note::Lost(past), limits).await;
+        let untold = holds
+            .iter_mut()
+            .filter(|hold| hold.standing != Ownership::Released);
+        let answer = ended.plus(AFTERWARDS).since(BootClock.now()).max(LAST_TRY);
+        join_all(untold.map(async |JobLock { backend, lease, .. }| {
+            let entry = Note::Lost(HistoryEntry {
+                fence: Some(lease.fence),
+                ..lost.clone()
+            });
+            note(&mut **backend, &lease.key, &entry, Limits::of(answer)).await;
+        }))
+        .await;
     }
 }

@@ -14,8 +14,8 @@ use super::{
 use crate::{
     commands::Context,
     exit,
-    lease::{BootClock, Budget, Released, wall_ms},
-    lock::{BootTime, Break, Error, Key, ReleaseInfo, Scope},
+    lease::{BootClock, Budget, Released},
+    lock::{BootTime, Break, Error, Key},
     output::{ReleaseResult, age, drain},
     supervise::{
         CannotStart, CapturedOutput, Ended, Event, OnLost, Signal, StopReason, Supervisor,
@@ -41,7 +41,7 @@ pub(super) enum SupervisionEnd {
 /// The state of a run while its command runs.
 #[allow(clippy::struct_excessive_bools)] // independent facts
 pub(super) struct RunWatch<'a> {
-    settings: &'a RunSettings,
+    pub settings: &'a RunSettings,
     context: &'a Context,
     events: &'a Events<'a>,
     pub budget: Budget,
@@ -80,7 +80,7 @@ pub(super) struct RunWatch<'a> {
     /// Whether dlock has already stopped the processes that outlive the command.
     told_to_end: bool,
     /// The end of the command's output, if it was captured.
-    last_lines: Option<String>,
+    pub last_lines: Option<String>,
     /// The task that writes the start's metrics.
     pub noting: Option<JoinHandle<io::Result<()>>>,
 }
@@ -317,36 +317,6 @@ impl<'a> RunWatch<'a> {
         self.broken = Some(mark);
     }
 
-    /// Returns the release info of the hold, for the history.
-    pub(super) fn info(&self, scope: Scope, end: &SupervisionEnd, ran: Duration) -> ReleaseInfo {
-        let Outcome {
-            status,
-            end: how,
-            state,
-            ..
-        } = self.outcome(end);
-        let why = match (end, self.disturbance()) {
-            (SupervisionEnd::NotStarted(_, why, _), _) => Some(why.clone()),
-            (_, Disturbance::Lost) => self.lost.clone(),
-            (_, Disturbance::Broken) => self.broken.as_ref().map(Break::to_string),
-            (_, Disturbance::TimedOut) => Some(self.settings.max_runtime()),
-            (_, Disturbance::None) => None,
-        };
-        let why = if status == exit::OK {
-            why
-        } else {
-            self.reason(why)
-        };
-        ReleaseInfo {
-            scope,
-            end: Some(how),
-            why,
-            at_ms: Some(wall_ms()),
-            held_ms: u64::try_from(ran.as_millis()).ok(),
-            run_state: Some(state),
-        }
-    }
-
     /// Returns the verdict on the run, as far as it is known.
     pub(super) fn outcome(&self, end: &SupervisionEnd) -> Outcome {
         let not_executed = if let SupervisionEnd::NotStarted(status, ..) = end {
@@ -377,7 +347,7 @@ impl<'a> RunWatch<'a> {
         outcome(fate, self.disturbance(), not_executed)
     }
 
-    fn disturbance(&self) -> Disturbance {
+    pub(super) fn disturbance(&self) -> Disturbance {
         match (&self.lost, &self.broken) {
             (Some(_), _) => Disturbance::Lost,
             (None, Some(_)) => Disturbance::Broken,
@@ -391,11 +361,6 @@ impl<'a> RunWatch<'a> {
         let printed = supervisor.printed();
         self.last_lines = printed.as_ref().and_then(crate::output::last_lines);
         printed
-    }
-
-    /// Returns why the run ended, with the last output of the command.
-    pub(super) fn reason(&self, why: Option<String>) -> Option<String> {
-        crate::output::reason(why, self.last_lines.as_deref())
     }
 
     /// Reports that the lock is lost while this process of the tree is still alive.

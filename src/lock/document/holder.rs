@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use super::super::{Break, End, Fence, HistoryEntry, Holder, Metadata, Mode, Request, Token};
+use super::super::{Break, Fence, HistoryEntry, Holder, Metadata, Mode, Request, Token};
 
 /// A holder as stored. Times are ms of the store's clock; the short names are part of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,22 +119,14 @@ impl HolderEntry {
         }
     }
 
-    /// Returns the holder's history entry.
-    pub(super) fn history_entry(&self, ended: u64, end: End, why: Option<String>) -> HistoryEntry {
-        HistoryEntry {
-            fence: Some(Fence(self.fence)),
-            started_ms: Some(self.since),
-            ended_ms: Some(ended),
-            end,
-            why,
-            metadata: self.metadata.clone(),
-        }
-    }
-
     /// Returns the holder's history entry for the case that the lock is never released.
     pub(super) fn vanished(&self, ended: u64) -> HistoryEntry {
-        let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
-        self.history_entry(ended, end, why)
+        let (fence, metadata) = (Some(Fence(self.fence)), self.metadata.clone());
+        HistoryEntry {
+            started_ms: Some(self.since),
+            ended_ms: Some(ended),
+            ..HistoryEntry::unreleased(fence, self.mark.as_ref(), metadata)
+        }
     }
 }
 

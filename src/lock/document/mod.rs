@@ -257,18 +257,18 @@ impl Document {
         if let Some(state) = info.run_state {
             self.run_record.end(Fence(holder.fence), state);
         }
-        // The document does not record which hold entered which: only the first one is known to
-        // enclose all others.
+        // Which hold entered which is not recorded: only the first one is known to enclose all.
         if info.scope == Scope::Tree && holder.root == hold {
             holder.holds.clear();
         }
         if !holder.holds.is_empty() {
             return Release::StillHeld(holder.count());
         }
-        let past = info
-            .end
-            .clone()
-            .map(|end| holder.history_entry(now, end, info.why.clone()));
+        let past = info.end.clone().map(|end| HistoryEntry {
+            end,
+            outcome: info.outcome.clone(),
+            ..holder.vanished(now)
+        });
         let fence = holder.fence;
         self.ended.extend(past);
         self.remove(fence);
@@ -302,11 +302,11 @@ impl Document {
 
     /// Ends the hold with this fence at once, with all holds nested in it.
     pub fn evict(&mut self, fence: Fence, mark: &Break, now: u64) -> bool {
-        let (end, why) = mark.into();
-        let Some(holder) = self.remove(fence.0) else {
+        let Some(mut holder) = self.remove(fence.0) else {
             return false;
         };
-        self.ended.push(holder.history_entry(now, end, why));
+        holder.mark = Some(mark.clone());
+        self.ended.push(holder.vanished(now));
         true
     }
 

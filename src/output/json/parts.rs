@@ -269,11 +269,13 @@ pub struct HistoryEntryReport<'a> {
     ended: Option<Time>,
     waited_ms: Option<u64>,
     ran_ms: Option<u64>,
+    cpu_ms: Option<u64>,
+    max_rss_bytes: Option<u64>,
     /// `running`, `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost`, `broken`
     /// or `forgotten`; more words may come.
     end: String,
     bad: bool,
-    reason: Option<&'a str>,
+    reason: Option<String>,
 }
 
 impl<'a> HistoryEntryReport<'a> {
@@ -292,12 +294,14 @@ impl<'a> HistoryEntryReport<'a> {
             ended: run.ended_ms.and_then(rfc3339_ms),
             waited_ms: metadata.and_then(|m| m.waited_ms),
             ran_ms: run.end.as_ref().and_then(|_| run.ran_ms(0)),
+            cpu_ms: run.outcome.cpu_ms,
+            max_rss_bytes: run.outcome.max_rss_bytes,
             end: run
                 .end
                 .as_ref()
                 .map_or_else(|| "running".into(), ToString::to_string),
             bad: run.end.as_ref().is_some_and(End::is_bad),
-            reason: run.why.as_deref(),
+            reason: run.outcome.reason(),
         }
     }
 }

@@ -59,7 +59,7 @@ impl Supervisor {
                         outcome: self.outlived.or(takeover.outcome),
                         by_itself: self.outlived.is_some(),
                         stopped: Some(StopReason::Guardian),
-                        leftover_left: false,
+                        ..Ended::default()
                     };
                     self.events.push_back(Event::Ended(ended));
                 }
@@ -140,12 +140,9 @@ impl Supervisor {
         if self.acknowledged.is_none() {
             // The guardian died idle: there is no tree.
             self.over = true;
-            let stopped = Some(StopReason::Guardian);
             self.events.push_back(Event::Ended(Ended {
-                outcome: None,
-                by_itself: false,
-                stopped,
-                leftover_left: false,
+                stopped: Some(StopReason::Guardian),
+                ..Ended::default()
             }));
             return;
         }

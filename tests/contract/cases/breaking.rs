@@ -178,10 +178,9 @@ async fn a_marked_hold_is_recorded_as_broken(lab: &Lab) {
         panic!("renewed")
     };
     drain(&mut a, &asked).await;
-    let (end, why) = (&decision).into();
     let info = ReleaseInfo {
-        end: Some(end),
-        why,
+        end: Some(End::Broken),
+        outcome: Some((&decision).into()),
         ..Scope::Tree.into()
     };
     assert_eq!(
@@ -196,7 +195,7 @@ async fn a_marked_hold_is_recorded_as_broken(lab: &Lab) {
         past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(fence),
         "{past:?}"
     );
-    assert_eq!(past[0].why.as_deref(), Some("by ana@ops1: \"NFS\""));
+    assert_eq!(past[0].outcome, Some((&broken("NFS")).into()));
     b.free(&next).await;
 }
 
@@ -222,6 +221,7 @@ async fn a_marked_hold_ends_with_its_lease(lab: &Lab) {
         past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(grant.fence),
         "{past:?}"
     );
+    assert_eq!(past[0].outcome, Some((&broken("NFS")).into()));
 }
 
 async fn only_the_hold_with_the_given_fence_is_marked(lab: &Lab) {
@@ -318,6 +318,7 @@ async fn an_evicted_holder_holds_nothing(lab: &Lab) {
         past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(fence),
         "{past:?}"
     );
+    assert_eq!(past[0].outcome, Some((&broken("NFS")).into()));
     b.free(&next).await;
 }
 

@@ -4,7 +4,7 @@ use std::{env, fmt::Write as _, time::Duration};
 
 use dlock::lock::{
     Amendment, Attempt, Break, Busy, End, Fence, HistoryEntry, Holder, Intent, Key, Metadata, Mode,
-    Once, Release, ReleaseInfo, Renewal, Request, RunPolicy, RunState, Scope,
+    Once, Release, ReleaseInfo, Renewal, Request, RunOutcome, RunPolicy, RunState, Scope,
     document::{Document, RequestContext},
 };
 use tokio::time::Instant;
@@ -171,7 +171,7 @@ impl Wording {
             let HistoryEntry {
                 fence,
                 end,
-                why,
+                outcome,
                 metadata,
                 started_ms,
                 ended_ms,
@@ -185,7 +185,7 @@ impl Wording {
                 None
             };
             transcript.push(format!(
-                "{}: {end} {why:?} {host:?} {length:?}",
+                "{}: {end} {outcome:?} {host:?} {length:?}",
                 self.fence(*fence)
             ));
         }
@@ -593,7 +593,7 @@ fn next(
                     ReleaseInfo {
                         end,
                         run_state: became,
-                        why: Some("so".into()),
+                        outcome: Some(RunOutcome::because("so")),
                         ..scope.into()
                     },
                 ),

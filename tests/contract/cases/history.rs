@@ -6,7 +6,7 @@ use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{
         Amendment, Attempt, Break, End, Fence, History, HistoryEntry, Key, Mode, Note, REMEMBERED,
-        Release, ReleaseInfo, Request, SKIPPING_HOSTS, Scope,
+        Release, ReleaseInfo, Request, RunOutcome, SKIPPING_HOSTS, Scope,
     },
 };
 
@@ -44,6 +44,7 @@ pub fn all() -> Vec<Case> {
         a_waiter_that_never_held_is_not_recorded,
         a_holder_that_waited_first_is_recorded_too,
     ]);
+    all.extend(cases![|kind| kind.is_sql() => an_unknown_outcome_is_left_out]);
     all.extend(cases![|kind| kind.has_server() =>
         a_release_whose_answer_was_lost_is_recorded_once,
         a_run_whose_answers_were_lost_is_one_run,
@@ -107,9 +108,15 @@ async fn a_run_is_recorded_with_its_end(lab: &Lab) {
     let before = dlock::lease::wall_ms();
     let fence = a.take(&asked).await.fence;
     lab.pass(Duration::from_millis(50)).await;
-    let why = Some("for \"some\" reason \u{2600}".to_owned());
+    let told = Some(RunOutcome {
+        by: Some("ana@ops1".into()),
+        why: Some("for \"some\" reason \u{2600}".into()),
+        output: Some("a\nb".into()),
+        cpu_ms: Some(200),
+        max_rss_bytes: Some(u64::MAX),
+    });
     let info = ReleaseInfo {
-        why: why.clone(),
+        outcome: told.clone(),
         held_ms: Some(50),
         ..ended(End::Exited(3))
     };
@@ -126,7 +133,7 @@ async fn a_run_is_recorded_with_its_end(lab: &Lab) {
             started_ms: Some(started),
             ended_ms: Some(ended),
             end: End::Exited(3),
-            why: reason,
+            outcome,
             metadata,
         },
     ] = &past[..]
@@ -134,8 +141,8 @@ async fn a_run_is_recorded_with_its_end(lab: &Lab) {
         panic!("{past:?}");
     };
     assert_eq!(
-        (*recorded, reason, metadata),
-        (Some(fence), &why, &asked.metadata)
+        (*recorded, outcome, metadata),
+        (Some(fence), &told, &asked.metadata)
     );
     assert!(
         *ended >= started + 40 && *ended < started + 10_000,
@@ -146,6 +153,28 @@ async fn a_run_is_recorded_with_its_end(lab: &Lab) {
         lab.kind.clock_is_ours() || started.abs_diff(before) < 5000,
         "{before} {started}"
     );
+}
+
+/// The outcome was damaged, or a newer dlock wrote it.
+async fn an_unknown_outcome_is_left_out(lab: &Lab) {
+    let (mut a, job) = (lab.client().await, key("job"));
+    let fence = run(&mut a, &job, End::Exited(3)).await;
+    let newer = Some(RunOutcome::because("so"));
+    for (stored, read) in [
+        (r#"{"why":"so","since_then":[1]}"#, newer),
+        (r#"{"why":7}"#, None),
+        ("[7]", None),
+        (r#"{"why":"#, None),
+        ("", None),
+    ] {
+        lab.sql(&format!("UPDATE dlock_runs SET outcome = '{stored}'"));
+        let past = history(&mut a, &job).await.past;
+        assert_eq!(
+            (past.len(), past[0].fence, &past[0].end, &past[0].outcome),
+            (1, Some(fence), &End::Exited(3), &read),
+            "{stored}"
+        );
+    }
 }
 
 async fn the_waiting_time_of_a_run_is_recorded(lab: &Lab) {
@@ -433,7 +462,7 @@ async fn a_note_of_a_loss_replaces_the_expired_entry(lab: &Lab) {
         started_ms: Some(dlock::lease::wall_ms() - 1000),
         ended_ms: Some(dlock::lease::wall_ms()),
         end: End::Lost,
-        why: Some("no renewal for 36s".into()),
+        outcome: Some(RunOutcome::because("no renewal for 36s")),
         metadata: asked.metadata.clone(),
     };
     let loss = lost(grant.fence);
@@ -503,8 +532,12 @@ async fn any_text_comes_back_unchanged(lab: &Lab) {
             ..request(&job, LONG)
         };
         a.take(&asked).await;
+        let outcome = Some(RunOutcome {
+            output: Some(text.into()),
+            ..RunOutcome::because(text)
+        });
         let info = ReleaseInfo {
-            why: Some(text.into()),
+            outcome: outcome.clone(),
             ..ended(End::Lost)
         };
         assert_eq!(
@@ -515,8 +548,8 @@ async fn any_text_comes_back_unchanged(lab: &Lab) {
         );
         let past = history(&mut a, &job).await.past;
         assert_eq!(
-            (&past[0].end, past[0].why.as_deref(), &past[0].metadata),
-            (&End::Lost, Some(text), &asked.metadata)
+            (&past[0].end, &past[0].outcome, &past[0].metadata),
+            (&End::Lost, &outcome, &asked.metadata)
         );
         a.0.amend(
             &job,

@@ -10,7 +10,7 @@ use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{
         Amendment, Attempt, Backend, Effect, End, Fence, Key, Kind as ErrorKind, Metadata,
-        Progress, Release, ReleaseInfo, Renewal, Request, RunPolicy, Scope,
+        Progress, Release, ReleaseInfo, Renewal, Request, RunOutcome, RunPolicy, Scope,
     },
 };
 
@@ -597,7 +597,7 @@ async fn an_encoding_without_all_characters_stops_no_job(lab: &Lab) {
         );
         let info = ReleaseInfo {
             end: Some(End::Exited(0)),
-            why: Some(said.into()),
+            outcome: Some(RunOutcome::because(said)),
             run_state: None,
             ..ReleaseInfo::UNDO
         };
@@ -609,6 +609,7 @@ async fn an_encoding_without_all_characters_stops_no_job(lab: &Lab) {
         );
         let past = a.0.history(&job).await.expect("history").past;
         assert_eq!(past[0].metadata.as_ref(), Some(&metadata), "{past:?}");
+        assert_eq!(past[0].outcome, info.outcome, "{past:?}");
         let error =
             a.0.try_acquire(&request(&key(said), LONG))
                 .await

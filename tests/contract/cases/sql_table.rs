@@ -319,7 +319,7 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    lab.sql("UPDATE dlock SET layout = 300");
+    lab.sql("UPDATE dlock SET layout = 400");
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
     errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
@@ -334,11 +334,11 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
         errors.iter().all(|error| error.kind == ErrorKind::Layout),
         "{errors:?}"
     );
-    lab.sql("UPDATE dlock SET layout = 299");
+    lab.sql("UPDATE dlock SET layout = 399");
     a.renewed(&held, None).await;
     a.free(&held).await;
     // A free lock is refused too.
-    lab.sql("UPDATE dlock SET layout = 300");
+    lab.sql("UPDATE dlock SET layout = 400");
     assert_eq!(
         a.0.try_acquire(&request(&job, LONG))
             .await

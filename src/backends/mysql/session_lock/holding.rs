@@ -9,7 +9,7 @@ use super::{
     MysqlLock, ReadMark, first_row, read_mark,
 };
 use crate::{
-    backends::sql::{SqlMode, fence_int},
+    backends::sql::{SqlMode, fence_int, json},
     lock::{Fence, Intent, ReleaseInfo, Result, Token},
 };
 
@@ -143,19 +143,18 @@ impl MysqlLock {
                 format!("COMMIT; DO RELEASE_LOCK({});\n", self.own.lock),
             ),
         };
-        let (root, how) = (
-            token.hold_text(),
-            info.end.as_ref().map(ToString::to_string),
-        );
-        let outcome = starts::outcome(info.run_state);
+        let root = token.hold_text();
+        let how = info.end.as_ref().map(ToString::to_string);
+        let became = starts::outcome(info.run_state);
+        let outcome = json(info.outcome.as_ref())?;
         let values = [
             ("name", Value::Bytes(&self.name)),
             ("session", Value::Int(self.own.number)),
             ("root", Value::Text(&root)),
             ("ours", Value::Sql(&ours)),
-            ("became", Value::Sql(&outcome)),
+            ("became", Value::Sql(&became)),
             ("how", Value::text_or_null(how.as_deref())),
-            ("why", Value::text_or_null(info.why.as_deref())),
+            ("outcome", Value::text_or_null(outcome.as_deref())),
         ];
         let fill = |template: &str| self.own.tables.fill(template, &values);
         let (first, remember, end) = if self.shared {

@@ -6,9 +6,9 @@ DELETE FROM :marks
    AND fence NOT IN (SELECT fence FROM :sessions WHERE name = :name)
    AND fence NOT IN (SELECT fence FROM :readers WHERE name = :name);
 SELECT COUNT(*) FROM :marks WHERE name = :name AND fence = :fence;
-INSERT INTO :marks (name, fence, mark, broken)
-SELECT s.name, s.fence, :mark, :broken FROM :holds AS s WHERE s.name = :name AND s.fence = :fence
+INSERT INTO :marks (name, fence, mark)
+SELECT s.name, s.fence, :mark FROM :holds AS s WHERE s.name = :name AND s.fence = :fence
   AND s.session IS NOT NULL AND :has
-    ON DUPLICATE KEY UPDATE mark = :mark, broken = :broken;
+    ON DUPLICATE KEY UPDATE mark = :mark;
 SELECT s.session FROM :holds AS s WHERE s.name = :name AND s.fence = :fence
   AND s.session IS NOT NULL AND :has;

@@ -1,4 +1,4 @@
 -- Writes the history entry of the session's hold, in the transaction that removes the hold.
-INSERT IGNORE INTO :runs (name, fence, since, ended, how, why, metadata)
-SELECT name, fence, since, UTC_TIMESTAMP(6), :how, :why, metadata FROM :sessions
+INSERT IGNORE INTO :runs (name, fence, since, ended, how, outcome, metadata)
+SELECT name, fence, since, UTC_TIMESTAMP(6), :how, :outcome, metadata FROM :sessions
  WHERE name = :name AND session = :session AND root = :root AND :ours;

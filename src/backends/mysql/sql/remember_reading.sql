@@ -1,4 +1,4 @@
 -- As remember_hold.sql, for a reader.
-INSERT IGNORE INTO :runs (name, fence, since, ended, how, why, metadata)
-SELECT name, fence, since, UTC_TIMESTAMP(6), :how, :why, metadata FROM :readers
+INSERT IGNORE INTO :runs (name, fence, since, ended, how, outcome, metadata)
+SELECT name, fence, since, UTC_TIMESTAMP(6), :how, :outcome, metadata FROM :readers
  WHERE name = :name AND session = :session AND root = :root AND :ours;

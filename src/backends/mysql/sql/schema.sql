@@ -48,14 +48,14 @@ CREATE TABLE IF NOT EXISTS :waiters (
     PRIMARY KEY (name, hold)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- Holds that are over, of all modes; how they ended.
+-- Ended holds of all modes: how each ended, and what else is known of its end, as JSON.
 CREATE TABLE IF NOT EXISTS :runs (
     name     VARBINARY(320) NOT NULL,
     fence    BIGINT NOT NULL,
     since    DATETIME(6) NULL,
     ended    DATETIME(6) NULL,
     how      VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-    why      MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    outcome  MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     metadata MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     PRIMARY KEY (name, fence)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
@@ -73,13 +73,12 @@ CREATE TABLE IF NOT EXISTS :skips (
     PRIMARY KEY (name, print)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- Holds that somebody is breaking: who, as JSON and as the history has it, and whether the holder
--- knows.
+-- Breaks of holds: the operator and the reason as JSON, and whether the holder knows. The history
+-- has that JSON as the outcome of a hold that is never released.
 CREATE TABLE IF NOT EXISTS :marks (
     name   VARBINARY(320) NOT NULL,
     fence  BIGINT NOT NULL,
     mark   MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-    broken MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     seen   TINYINT NOT NULL DEFAULT 0,
     PRIMARY KEY (name, fence)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;

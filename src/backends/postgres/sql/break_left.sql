@@ -5,7 +5,7 @@ WITH freed AS (
       FROM {server}
     RETURNING s.fence, timezone('utc', s.since) AS since, s.metadata
 )
-INSERT INTO {runs} (name, fence, since, how, why, metadata)
-SELECT $1, f.fence, f.since, 'broken', m.broken, f.metadata
+INSERT INTO {runs} (name, fence, since, how, outcome, metadata)
+SELECT $1, f.fence, f.since, 'broken', m.mark, f.metadata
   FROM freed AS f LEFT JOIN {marks} AS m ON m.name = $1 AND m.fence = f.fence
 ON CONFLICT (name, fence) DO NOTHING

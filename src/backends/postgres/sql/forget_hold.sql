@@ -1,5 +1,5 @@
 -- Deletes the row of a hold, and writes the outcome of its run.
--- $1 name, $2 hold; with a history entry: $3 how, $4 why
+-- $1 name, $2 hold; with a history entry: $3 how, $4 outcome
 WITH freed AS (
     DELETE FROM {sessions} AS s WHERE s.name = $1 AND s.hold = $2 {which}
     RETURNING s.fence, timezone('utc', s.since) AS locked_at,

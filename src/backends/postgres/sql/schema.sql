@@ -48,17 +48,19 @@ CREATE TABLE IF NOT EXISTS {fences} (
 -- The same of their runs.
 ALTER TABLE {fences}
     ADD COLUMN IF NOT EXISTS drains timestamptz,
-{starts_schema}-- Holds that are over, of all modes; how they ended.
+{starts_schema}-- Ended holds of all modes: how each ended, and what else is known of its end, as JSON.
 CREATE TABLE IF NOT EXISTS {runs} (
     name     text COLLATE "C" NOT NULL,
     fence    bigint NOT NULL,
     since    timestamp,
     ended    timestamp,
     how      text NOT NULL,
-    why      text,
     metadata text,
     PRIMARY KEY (name, fence)
 );
+ALTER TABLE {runs}
+    ADD COLUMN IF NOT EXISTS outcome text,
+    DROP COLUMN IF EXISTS why;
 -- Hosts that found a lock taken, and did without.
 CREATE TABLE IF NOT EXISTS {skips} (
     name   text COLLATE "C" NOT NULL,
@@ -69,15 +71,16 @@ CREATE TABLE IF NOT EXISTS {skips} (
     reason text NOT NULL,
     PRIMARY KEY (name, host)
 );
--- Holds that are being broken: by whom, as JSON and as history text, and whether the holder knows.
+-- Breaks of holds: the operator and the reason as JSON, and whether the holder knows. The history
+-- has that JSON as the outcome of a hold that is never released.
 CREATE TABLE IF NOT EXISTS {marks} (
     name   text COLLATE "C" NOT NULL,
     fence  bigint NOT NULL,
     mark   text NOT NULL,
-    broken text NOT NULL,
     seen   boolean NOT NULL DEFAULT false,
     PRIMARY KEY (name, fence)
 );
+ALTER TABLE {marks} DROP COLUMN IF EXISTS broken;
 -- What is known of their holds: of one that a server left behind when it was restarted, or another
 -- one took over, the next holder must know when its lease is over.
 CREATE TABLE IF NOT EXISTS {sessions} (

@@ -139,7 +139,7 @@ if not fence then
   return redis.error_reply('FENCE the counter is beyond 2^53')
 end
 local record = {
-  'v', MAJOR .. '.0', 'owner', owner, 'fence', fence, 'since', whole(now), 'renewed', whole(now),
+  'v', MAJOR .. '.2', 'owner', owner, 'fence', fence, 'since', whole(now), 'renewed', whole(now),
   'root', hold, 'detached', ARGV[7], 'hold:' .. hold, whole(ends) .. ':' .. ARGV[3],
 }
 if ARGV[8] ~= '' then

@@ -124,7 +124,12 @@ local function remember(runs, bad, line, is_bad)
   end
 end
 
--- Returns the hold of `record` as a history entry; `how` is its outcome, the JSON from `"x":` on.
+-- Returns the end of the history entry of a hold with this mark. The mark's JSON is an outcome's.
+local function broken(mark)
+  return '"x":"broken","o":' .. mark
+end
+
+-- Returns the hold of `record` as a history entry; `how` is how it ended, the JSON from `"x":` on.
 local function past(record, ended, how)
   local who = record.meta and ',"m":' .. record.meta or ''
   return '{"f":' .. record.fence .. ',"s":' .. record.since .. ',"e":' .. whole(ended) .. ',' .. how
@@ -143,9 +148,9 @@ local function remember_vanished(record, runs, bad, now)
       last = math.max(last, tonumber(string.match(value, '^%d+')) or 0)
     end
   end
-  local how = record.broken or '"x":"expired"'
-  if last > now and not record.broken then
-    how = how .. ',"w":"it was deleted before its time"'
+  local how = record.mark and broken(record.mark) or '"x":"expired"'
+  if last > now and not record.mark then
+    how = how .. ',"o":{"why":"it was deleted before its time"}'
   end
   remember(runs, bad, past(record, math.min(last, now), how), true)
 end

@@ -143,7 +143,7 @@ if not fence then
   return redis.error_reply('FENCE the counter is beyond 2^53')
 end
 share = {
-  v = MAJOR .. '.1', owner = owner, kind = most and 'permits' or 'shared', fence = fence,
+  v = MAJOR .. '.2', owner = owner, kind = most and 'permits' or 'shared', fence = fence,
       since = whole(now), renewed = whole(now),
   root = hold, detached = ARGV[7], ['hold:' .. hold] = whole(ends) .. ':' .. ARGV[3],
 }

@@ -12,8 +12,7 @@
 --   root      the hold that the lock was taken with
 --   detached  1 if no process stands behind the hold
 --   meta      the holder, as JSON; may be missing
---   mark      the break of the hold, as JSON; broken: the same as the end of a history entry; seen:
---             1 if the holder knows of the break
+--   mark      the break of the hold, as JSON; seen: 1 if the holder knows of the break
 --   hold:ID   one for each hold: "<end ms>:<ttl ms>"
 -- The record outlives the string, so that the history gets a hold that was never released.
 --

@@ -173,7 +173,7 @@ local vanished = kind == 'none' and redis.call('TYPE', record_key).ok == 'hash'
 local gone = take_out(shares, ends_key, now, not readers)
 if reads then
   local share = {
-    v = MAJOR .. '.1', owner = owner, attempt = attempt, count = whole(count), since = whole(now),
+    v = MAJOR .. '.2', owner = owner, attempt = attempt, count = whole(count), since = whole(now),
         renewed = whole(now),
     root = hold, detached = ARGV[8], ['hold:' .. hold] = whole(ends) .. ':' .. ARGV[4],
         meta = ARGV[9] ~= '' and ARGV[9] or nil,
@@ -193,7 +193,7 @@ if reads then
   end
 else
   local fields = {
-    'v', MAJOR .. '.0', 'owner', owner, 'attempt', attempt, 'count', whole(count), 'since',
+    'v', MAJOR .. '.2', 'owner', owner, 'attempt', attempt, 'count', whole(count), 'since',
         whole(now), 'renewed', whole(now),
     'root', hold, 'detached', ARGV[8], 'hold:' .. hold, whole(ends) .. ':' .. ARGV[4],
   }

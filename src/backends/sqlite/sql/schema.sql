@@ -1,4 +1,4 @@
--- Layout 9. Times are integer milliseconds since 1970 by this host's clock. Comments stand outside
+-- Layout 10. Times are integer milliseconds since 1970 by this host's clock. Comments stand outside
 -- of the statements, whose text SQLite keeps and parses again each time that the database is
 -- opened.
 
@@ -87,4 +87,4 @@ END;
 
 -- "dlck", and the layout's number.
 PRAGMA application_id = 1684824939;
-PRAGMA user_version = 9;
+PRAGMA user_version = 10;
