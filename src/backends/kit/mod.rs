@@ -12,7 +12,7 @@ use std::{
 
 pub use self::address::{Address, SecretSource};
 use crate::{
-    lock::{Backend, Capabilities, Check, Key, Library, Result, Sharing},
+    lock::{Backend, Capabilities, Check, Key, Library, Result, Sharing, printable},
     settings::env::Env,
 };
 
@@ -250,4 +250,14 @@ pub trait Configured: Any + fmt::Debug + Send + Sync {
     fn one_lock_for_all(&self) -> Option<&'static str> {
         None
     }
+}
+
+/// Returns a server's text in one line, shortened and without control characters.
+pub fn one_line(text: &str) -> String {
+    let line: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(200)
+        .collect();
+    printable(&line).into_owned()
 }
