@@ -4,8 +4,7 @@
 
 use std::{
     future::{Future, pending},
-    io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::OwnedFd,
     pin::Pin,
     sync::{
         Arc,
@@ -20,14 +19,11 @@ use hyper::{
     client::conn::http2::{self, SendRequest},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustls::pki_types::ServerName;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
-    net::TcpStream,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     task::AbortHandle,
 };
-use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_util::io::InspectReader;
 use tonic::{
     body::Body,
     client::Grpc,
@@ -36,15 +32,10 @@ use tonic::{
 
 use super::{
     failure::{self, LostRequest},
-    options::{EtcdOptions, authority},
+    options::{EtcdOptions, TLS, authority},
 };
 use crate::{
-    backends::net::{
-        dial,
-        longest::MESSAGE,
-        tls::{self, Tls},
-        unreachable,
-    },
+    backends::net::{self, Stream, longest::MESSAGE, socket},
     lock::{Error, Kind, Result},
 };
 
@@ -83,13 +74,9 @@ impl Drop for EtcdConnection {
 impl EtcdConnection {
     /// Connects to `endpoint`, which is one of the endpoints in `options`.
     pub(super) async fn open(options: &EtcdOptions, endpoint: &(String, u16)) -> Result<Self> {
-        let tcp = dial(&endpoint.0, endpoint.1).await?;
-        let socket = tcp.as_fd().try_clone_to_owned().map_err(unreachable)?;
+        let stream = Self::connect(options, endpoint).await?;
+        let socket = net::socket_of(&stream)?;
         let received = Arc::new(AtomicBool::new(false));
-        let tcp = ObservedTcp {
-            tcp,
-            received: Arc::clone(&received),
-        };
         let scheme = if options.tls.is_some() {
             "https"
         } else {
@@ -99,10 +86,7 @@ impl EtcdConnection {
         let origin = origin.parse().map_err(|error| {
             Error::new(Kind::Config, "the host's name can't be one").source(error)
         })?;
-        let (requests, driver) = match &options.tls {
-            None => drive(tcp).await?,
-            Some(wanted) => drive(encrypt(wanted, endpoint, tcp).await?).await?,
-        };
+        let (requests, driver) = drive(stream, Arc::clone(&received)).await?;
         let grpc =
             Grpc::with_origin(Channel(requests), origin).max_decoding_message_size(LONGEST_ANSWER);
         Ok(Self {
@@ -114,6 +98,10 @@ impl EtcdConnection {
         })
     }
 
+    async fn connect(options: &EtcdOptions, (host, port): &(String, u16)) -> Result<Stream> {
+        net::open(host, *port, options.tls.as_ref(), &TLS).await
+    }
+
     /// Returns why a server ended the connection right after the TLS handshake. The server rejects
     /// our certificate only then, and our first bytes hid that alert. Returns `None` without such
     /// an alert.
@@ -121,14 +109,11 @@ impl EtcdConnection {
         options: &EtcdOptions,
         endpoint: &(String, u16),
     ) -> Option<Error> {
-        let tcp = dial(&endpoint.0, endpoint.1).await.ok()?;
-        let tcp = ObservedTcp {
-            tcp,
-            received: Arc::default(),
-        };
-        let mut stream = encrypt(options.tls.as_ref()?, endpoint, tcp).await.ok()?;
+        options.tls.as_ref()?;
+        let mut stream = Self::connect(options, endpoint).await.ok()?;
         stream.write_all(PREFACE).await.ok()?;
-        let error = stream.read(&mut [0]).await.err().map(failure::tls);
+        let error = stream.read(&mut [0]).await.err();
+        let error = error.map(|error| TLS.failure(error));
         error.filter(|error| !error.is_transient())
     }
 
@@ -146,94 +131,28 @@ impl EtcdConnection {
 
     /// Returns whether the member has not closed its end yet, as far as this host knows.
     pub(super) fn is_open(&self) -> bool {
-        let mut ends = [PollFd::new(&self.socket, PollFlags::RDHUP)];
-        matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0)) && !self.driver.is_finished()
+        socket::is_open(&self.socket) && !self.driver.is_finished()
     }
 }
 
 /// The first bytes of an HTTP/2 client, with empty settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Does the TLS handshake with a member, whose certificate must match the requested host.
-async fn encrypt(
-    wanted: &Tls,
-    (host, _): &(String, u16),
-    tcp: ObservedTcp,
-) -> Result<TlsStream<ObservedTcp>> {
-    let name = ServerName::try_from(host.clone()).map_err(|error| {
-        Error::new(
-            Kind::Config,
-            "the host's name can't be one in a certificate",
-        )
-        .source(error)
-    })?;
-    let mut config = tls::config(wanted)?;
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    TlsConnector::from(Arc::new(config))
-        .connect(name, tcp)
-        .await
-        .map_err(failure::tls)
-}
-
 async fn drive(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    stream: Stream,
+    received: Arc<AtomicBool>,
 ) -> Result<(SendRequest<Body>, AbortHandle)> {
-    let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let note = move |bytes: &[u8]| {
+        if !bytes.is_empty() {
+            received.store(true, Ordering::Relaxed);
+        }
+    };
+    let stream = TokioIo::new(InspectReader::new(stream, note));
+    let handshake = http2::handshake(TokioExecutor::new(), stream);
     let (requests, connection) = handshake.await.map_err(failure::no_http2)?;
     // A request in progress gets its own error.
     let driver = tokio::spawn(async { drop(connection.await) });
     Ok((requests, driver.abort_handle()))
-}
-
-/// A TCP connection that notes whether any data was received.
-struct ObservedTcp {
-    tcp: TcpStream,
-    received: Arc<AtomicBool>,
-}
-
-impl AsyncRead for ObservedTcp {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = into.filled().len();
-        let read = Pin::new(&mut self.tcp).poll_read(context, into);
-        if into.filled().len() > before {
-            self.received.store(true, Ordering::Relaxed);
-        }
-        read
-    }
-}
-
-impl AsyncWrite for ObservedTcp {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write_vectored(context, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.tcp.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_shutdown(context)
-    }
 }
 
 /// The service that sends requests on the connection.

@@ -182,16 +182,12 @@ impl Etcd {
             (Err(trouble), _) => unchecked("members", "the members", trouble),
         });
         let options = self.client.options();
-        found.push(if options.tls.is_some() {
-            transport::verified()
-        } else {
-            let hosts = options.endpoints.iter().map(|(host, _)| host.as_str());
-            transport::in_clear(
-                hosts,
-                options.password.is_some(),
-                "a URL that begins with etcds, and TLS for the members' clients",
-            )
-        });
+        found.push(transport::finding(
+            options.tls.is_some(),
+            options.endpoints.iter().map(|(host, _)| host.as_str()),
+            options.password.is_some(),
+            "a URL that begins with etcds, and TLS for the members' clients",
+        ));
         Ok(found)
     }
 }

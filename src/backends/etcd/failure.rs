@@ -5,12 +5,15 @@
 
 use std::{
     error::{self, Error as _},
-    fmt, io,
+    fmt,
 };
 
 use tonic::{Code, Status};
 
-use crate::lock::{Effect, Error, Kind, Origin};
+use crate::{
+    backends::kit::one_line,
+    lock::{Effect, Error, Kind, Origin},
+};
 
 /// Why a request got no usable answer.
 #[derive(Debug)]
@@ -145,10 +148,10 @@ pub(super) fn of(status: Status) -> Trouble {
             Error::new(Kind::Config, "the server doesn't know a request that dlock needs").hint("dlock needs etcd 3.4 at least"),
         ),
         Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange if says("etcdserver") => {
-            Trouble::Refused(Error::new(Kind::Internal, format!("the server refused a request: {}", clean(&text))))
+            Trouble::Refused(Error::new(Kind::Internal, format!("the server refused a request: {}", one_line(&text))))
         }
         Code::Unavailable if says("etcdserver") => {
-            Trouble::Broken(unavailable(&format!("the server can't answer: {}", clean(&text))).effect(Effect::Unknown))
+            Trouble::Broken(unavailable(&format!("the server can't answer: {}", one_line(&text))).effect(Effect::Unknown))
         }
         _ => Trouble::Broken(unavailable("the connection to the server broke").effect(Effect::Unknown).source(status)),
     }
@@ -191,24 +194,6 @@ pub(super) fn no_http2(error: hyper::Error) -> Error {
     Error::new(Kind::Unavailable, "the connection to the server broke").source(error)
 }
 
-/// Returns the error for a failed TLS handshake: no request was sent.
-pub(super) fn tls(error: io::Error) -> Error {
-    let cause = error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    let failure = match cause {
-        Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
-            .hint("an authority of your own is named with ?cacert=FILE; the host in the URL must be one that the certificate names"),
-        Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
-            .hint("if it asks for a client certificate, ?cert=FILE&key=FILE give it"),
-        Some(rustls::Error::InvalidMessage(_)) => {
-            Error::new(Kind::Config, "the server doesn't speak TLS on this port").hint("etcd:// connects without TLS")
-        }
-        _ => Error::new(Kind::Unavailable, "the connection ended in the TLS handshake"),
-    };
-    failure.source(error)
-}
-
 /// Returns the error for an answer that no version of the server gives.
 pub(super) fn unreadable() -> Error {
     Error::new(Kind::Data, "the server's answer can't be understood")
@@ -218,7 +203,7 @@ pub(super) fn unreadable() -> Error {
 
 /// Returns the error for a key of a lock whose value dlock did not write.
 pub(super) fn unreadable_value(name: &[u8]) -> Error {
-    let name = clean(&String::from_utf8_lossy(name));
+    let name = one_line(&String::from_utf8_lossy(name));
     Error::new(
         Kind::Data,
         format!("the value of the key {name} is not one that dlock writes"),
@@ -230,15 +215,8 @@ pub(super) fn unreadable_value(name: &[u8]) -> Error {
 
 /// Returns the error for a key that looks like a hold and never expires.
 pub(super) fn never_expires(name: &str) -> Error {
-    Error::new(Kind::Data, format!("the key {} stands where a lock's holder would, and has no lease that ends it", clean(name)))
+    Error::new(Kind::Data, format!("the key {} stands where a lock's holder would, and has no lease that ends it", one_line(name)))
         .hint("another program or a person put it there; take another key or --namespace, or delete it with etcdctl del")
-}
-
-fn clean(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(200)
-        .collect()
 }
 
 #[cfg(test)]

@@ -1,8 +1,16 @@
 //! The options of a connection, already decoded: nothing here parses a URL or opens a connection.
 
 use crate::{
-    backends::net::{secret::Secret, tls::Tls},
+    backends::net::{
+        secret::Secret,
+        tls::{Tls, TlsWords},
+    },
     lock::Namespace,
+};
+
+pub(super) static TLS: TlsWords = TlsWords {
+    protocol: Some(b"h2"),
+    ..TlsWords::of_scheme("etcd://")
 };
 
 /// The members of an etcd cluster, and how to connect to them.

@@ -118,16 +118,6 @@ impl Address<'_> {
         self.value(name, Setting::yes)
     }
 
-    /// Returns a parameter that is the absolute path of a file.
-    ///
-    /// # Errors
-    /// If it is relative.
-    pub fn file(&self, name: &str) -> Result<Option<PathBuf>> {
-        self.parameter(name)
-            .map(|setting| path(&setting, name))
-            .transpose()
-    }
-
     /// Returns the hosts with their ports.
     ///
     /// # Errors
@@ -154,18 +144,8 @@ impl Address<'_> {
         if self.scheme.tls != Some(true) {
             return Ok(None);
         }
-        let tls = Tls {
-            ca_file: self.file("cacert")?,
-            cert_file: self.file("cert")?,
-            key_file: self.file("key")?,
-        };
-        match (self.parameter("cert"), self.parameter("key")) {
-            (Some(setting), None) | (None, Some(setting)) => {
-                Err(setting
-                    .refuse("cert and key are the two halves of one identity: both are needed"))
-            }
-            _ => Ok(Some(tls)),
-        }
+        let names = ["cacert", "cert", "key"];
+        tls_files(names, &names.map(|name| self.parameter(name))).map(Some)
     }
 
     /// Returns the password of the URL's user. A user without a password is an error.
@@ -219,6 +199,29 @@ pub fn path(setting: &Setting, name: &str) -> Result<PathBuf> {
     } else {
         Err(setting.refuse(format!("{name} needs an absolute path")))
     }
+}
+
+/// Returns the files for TLS that these settings name: the authorities, dlock's certificate and its
+/// key.
+///
+/// # Errors
+/// If a path is relative, or one half of an identity is missing.
+pub fn tls_files(names: [&str; 3], settings: &[Option<Setting>; 3]) -> Result<Tls> {
+    if let [_, Some(setting), None] | [_, None, Some(setting)] = settings {
+        let [_, cert, key] = names;
+        return Err(setting.refuse(format!(
+            "{cert} and {key} are the two halves of one identity: both are needed"
+        )));
+    }
+    let file = |at: usize| {
+        let setting = settings[at].as_ref();
+        setting.map(|setting| path(setting, names[at])).transpose()
+    };
+    Ok(Tls {
+        ca_file: file(0)?,
+        cert_file: file(1)?,
+        key_file: file(2)?,
+    })
 }
 
 impl SecretSource {

@@ -12,7 +12,7 @@ use std::{
 
 pub use self::address::{Address, SecretSource};
 use crate::{
-    lock::{Backend, Capabilities, Check, Grants, Key, Library, Result, Role, Sharing},
+    lock::{Backend, Capabilities, Check, Grants, Key, Library, Result, Role, Sharing, printable},
     settings::env::Env,
 };
 
@@ -270,4 +270,14 @@ pub trait Configured: Any + fmt::Debug + Send + Sync {
     fn one_lock_for_all(&self) -> Option<&'static str> {
         None
     }
+}
+
+/// Returns a server's text in one line, shortened and without control characters.
+pub fn one_line(text: &str) -> String {
+    let line: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(200)
+        .collect();
+    printable(&line).into_owned()
 }

@@ -8,7 +8,6 @@
 use std::{os::fd::OwnedFd, time::Duration};
 
 use futures_util::TryStreamExt as _;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Either, MySqlConnection, Row as _,
     mysql::{MySqlConnectOptions, MySqlRow, MySqlSslMode},
@@ -20,11 +19,10 @@ use super::{
     life::START,
     options::MysqlOptions,
     relay::MysqlRelay,
-    socket,
 };
 use crate::{
     backends::{
-        net::{self, longest::AnswerSize},
+        net::{self, longest::AnswerSize, socket},
         sql::{Row, Session, SqlMode, SqlOptions},
     },
     lock::{Effect, Progress, Result},
@@ -172,10 +170,9 @@ impl Connection {
         Ok(false)
     }
 
-    /// Makes the kernel notice within `limit` that the server's host is gone. A failure only costs
-    /// time.
+    /// Makes the kernel notice within `limit` that the server's host is gone.
     pub(super) fn keep_alive(&self, limit: Duration) {
-        let _ = net::keep_alive(&self.socket, limit);
+        socket::keep_alive(&self.socket, limit);
     }
 
     /// Sets whether closing the session discards undelivered data instead of delivering it.
@@ -247,9 +244,8 @@ impl Connection {
                     }
                     Ok(None) => break,
                     Err(error) => {
-                        answers.server_error = Some(
-                            failure::server_error(&error).ok_or_else(|| failure::broken(error))?,
-                        );
+                        answers.server_error =
+                            Some(failure::server_error(&error).ok_or_else(|| net::broken(error))?);
                         break;
                     }
                 }
@@ -299,13 +295,11 @@ impl Session for Connection {
 
     fn is_open(&self) -> bool {
         // A session at rest has nothing to read.
-        let mut ends = [PollFd::new(&self.socket, PollFlags::IN | PollFlags::RDHUP)];
-        self.at_rest && matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
+        self.at_rest && socket::is_quiet(&self.socket)
     }
 
     fn is_alive(&self) -> bool {
-        let mut ends = [PollFd::new(&self.socket, PollFlags::RDHUP)];
-        matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
+        socket::is_open(&self.socket)
     }
 
     async fn ended(&self) {

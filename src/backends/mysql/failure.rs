@@ -1,11 +1,9 @@
 //! Converts errors of the server and of broken connections.
 
-use std::io;
-
 use sqlx::mysql::MySqlDatabaseError;
 
 use crate::{
-    backends::{net, sql::LAYOUT_REFUSED},
+    backends::{kit::one_line, net, sql::LAYOUT_REFUSED},
     lock::{Effect, Error, Kind, Origin, Result},
 };
 
@@ -118,14 +116,7 @@ fn quoted(server_error: &ServerError) -> String {
     if server_error.number == 1064 || server_error.number == 1149 {
         return "a syntax error".into();
     }
-    cleaned(&server_error.message)
-}
-
-fn cleaned(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(200)
-        .collect()
+    one_line(&server_error.message)
 }
 
 /// Returns the error of a login: no statement was sent.
@@ -134,8 +125,7 @@ pub(super) fn connecting(error: sqlx::Error) -> Error {
         return meaning(&server_error);
     }
     match error {
-        sqlx::Error::Io(error) => unreachable(error),
-        sqlx::Error::Tls(error) => tls(error),
+        sqlx::Error::Io(error) => net::unreachable(error),
         sqlx::Error::Configuration(error) => {
             Error::new(Kind::Config, "the connection can't be made so").source(error)
         }
@@ -168,54 +158,10 @@ fn login_method(plugin: &str) -> Error {
         Kind::Config,
         format!(
             "the user's login method {} is not supported",
-            cleaned(plugin)
+            one_line(plugin)
         ),
     )
     .hint(hint)
-}
-
-pub(super) fn unreachable(error: io::Error) -> Error {
-    let cause = error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    if cause.is_some() {
-        tls(error.into())
-    } else {
-        net::unreachable(error)
-    }
-}
-
-/// Returns the error that the server doesn't offer TLS.
-pub(super) fn no_tls() -> Error {
-    Error::new(Kind::Denied, "the server doesn't speak TLS")
-        .hint("?ssl-mode=DISABLED connects without it")
-}
-
-/// Returns the error of a TLS handshake: nothing was sent.
-fn tls(error: Box<dyn std::error::Error + Send + Sync>) -> Error {
-    let io = error
-        .downcast_ref::<io::Error>()
-        .and_then(io::Error::get_ref);
-    let cause = error
-        .downcast_ref::<rustls::Error>()
-        .or_else(|| io.and_then(|inner| inner.downcast_ref::<rustls::Error>()));
-    let failure = match cause {
-        Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
-            .hint("an authority of your own is named with ?ssl-ca=FILE; the host in the URL must be one that the certificate names"),
-        Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
-            .hint("if it asks for a client certificate, ?ssl-cert=FILE&ssl-key=FILE give it"),
-        _ if error.to_string().contains("does not support TLS") => no_tls(),
-        _ => Error::new(Kind::Unavailable, "the connection ended in the TLS handshake"),
-    };
-    failure.source(error)
-}
-
-/// Returns the error that the connection broke while a request was under way: the request may have
-/// been applied.
-pub(super) fn broken(error: sqlx::Error) -> Error {
-    Error::new(Kind::Unavailable, "the connection to the server broke")
-        .effect(Effect::Unknown)
-        .source(error)
 }
 
 /// Returns the error for an answer that does not fit the request.

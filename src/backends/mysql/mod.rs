@@ -45,7 +45,6 @@ mod session_lock;
 mod session_look;
 mod sessions;
 pub mod sharing;
-mod socket;
 mod starts;
 mod statement;
 pub(super) mod store;

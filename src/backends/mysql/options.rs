@@ -1,6 +1,17 @@
 //! The options of a MySQL or MariaDB backend.
 
-use crate::backends::sql::{SqlOptions, SqlServer};
+use crate::backends::{
+    net::tls::TlsWords,
+    sql::{SqlOptions, SqlServer},
+};
+
+pub(super) static TLS: TlsWords = TlsWords {
+    authority: "?ssl-ca=FILE",
+    identity: "?ssl-cert=FILE&ssl-key=FILE",
+    unverified: Some("?ssl-mode=REQUIRED"),
+    in_clear: "?ssl-mode=DISABLED",
+    protocol: None,
+};
 
 /// The default port.
 pub const PORT: u16 = 3306;

@@ -21,27 +21,27 @@
 //! Everything else passes through unchanged. sqlx connects to a socket without a place in the file
 //! system, with a random name, which serves one client of this process and is closed then.
 
-use std::{
-    io,
-    os::fd::{AsFd as _, OwnedFd},
-};
+use std::{io, os::fd::OwnedFd};
 
-use rustls::pki_types::ServerName;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, copy, split},
+    io::{AsyncRead, AsyncWriteExt as _},
     net::UnixStream,
     sync::oneshot,
-    task::JoinHandle,
+    task::JoinSet,
 };
-use tokio_rustls::TlsConnector;
 
-use super::failure;
+use super::{failure, options::TLS};
 use crate::{
     backends::{
-        net::{self, longest::MESSAGE},
-        sql::{SqlOptions, SqlServer, TlsMode, loopback, tls},
+        net::{
+            self, Stream,
+            longest::MESSAGE,
+            pump::{self, Frames},
+            tls::Handshake,
+        },
+        sql::{Loopback, SqlOptions, SqlServer, TlsMode},
     },
-    lock::{Effect, Error, Result, random},
+    lock::{Effect, Error, Result},
 };
 
 /// The flag of a server, or a client, that can speak TLS.
@@ -66,20 +66,13 @@ const COLUMNS: u8 = 250;
 /// The longest description of a column.
 const COLUMN: usize = 16 << 10;
 
-/// A byte stream of any kind.
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
-
-/// What a TLS handshake needs.
-type Handshake = (TlsConnector, ServerName<'static>);
-
 /// A running relay. It ends with sqlx, with the server, or when this value is dropped.
 pub(super) struct MysqlRelay {
     /// The address to which sqlx connects.
     pub path: String,
     /// Whether the connection to the server is encrypted.
     pub encrypts: bool,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
     failed: oneshot::Receiver<Error>,
 }
 
@@ -87,21 +80,26 @@ impl MysqlRelay {
     /// Connects to the server, and waits for sqlx in a task. Returns a duplicate of the server's
     /// socket too.
     pub(super) async fn start(options: &SqlOptions) -> Result<(Self, OwnedFd)> {
-        let handshake = handshake(options)?;
-        let (mut server, socket) = dial(&options.server).await?;
-        let mut greeting = read(&mut server).await.map_err(failure::unreachable)?;
+        let handshake = options.handshake(false, &TLS)?;
+        let mut server = match &options.server {
+            SqlServer::Unix { path, .. } => net::connect_unix(path).await?,
+            SqlServer::Tcp { host, port } => net::connect(host, *port).await?,
+        };
+        let socket = net::socket_of(&server)?;
+        let mut greeting = read(&mut server).await.map_err(unreachable)?;
         let offered = greeting.payload().first() == Some(&REFUSED)
             || handshake.is_some() && greeting.take_tls_away();
         if handshake.is_some() && !offered && options.tls != TlsMode::Prefer {
-            return Err(failure::no_tls());
+            return Err(TLS.no_tls());
         }
         let handshake = handshake.filter(|_| offered);
         let encrypts = handshake.is_some();
-        let path = format!("\0dlock-{:016x}{:016x}", random(), random());
-        let listener = loopback::listen(&path[1..]).map_err(failure::unreachable)?;
+        let loopback = Loopback::listen("")?;
+        let path = loopback.path.clone();
         let (tell, failed) = oneshot::channel();
-        let task = tokio::spawn(async move {
-            let Ok(mut client) = loopback::accept(listener).await else {
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let Ok(mut client) = loopback.accept().await else {
                 return;
             };
             match log_in(&mut client, server, greeting, handshake).await {
@@ -118,7 +116,7 @@ impl MysqlRelay {
             Self {
                 path,
                 encrypts,
-                task,
+                _task: task,
                 failed,
             },
             socket,
@@ -131,88 +129,21 @@ impl MysqlRelay {
     }
 }
 
-impl Drop for MysqlRelay {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-/// Returns what a TLS handshake needs, if the options may want TLS.
-fn handshake(options: &SqlOptions) -> Result<Option<Handshake>> {
-    let SqlServer::Tcp { host, .. } = &options.server else {
-        return Ok(None);
-    };
-    match options.tls {
-        TlsMode::Disable => Ok(None),
-        TlsMode::VerifyCa | TlsMode::VerifyFull => tls::connector(options, host).map(Some),
-        TlsMode::Prefer | TlsMode::Require => {
-            let mut any = options.clone();
-            any.files.ca_file = None;
-            tls::connector(&any, host).map(Some)
-        }
-    }
-}
-
-/// Connects, and returns the stream and a duplicate of its socket.
-async fn dial(server: &SqlServer) -> Result<(Box<dyn Stream>, OwnedFd)> {
-    match server {
-        SqlServer::Unix { path, .. } => {
-            let stream = UnixStream::connect(path)
-                .await
-                .map_err(failure::unreachable)?;
-            let again = stream
-                .as_fd()
-                .try_clone_to_owned()
-                .map_err(failure::unreachable)?;
-            Ok((Box::new(stream), again))
-        }
-        SqlServer::Tcp { host, port } => {
-            let stream = net::dial(host, *port).await?;
-            let again = stream
-                .as_fd()
-                .try_clone_to_owned()
-                .map_err(failure::unreachable)?;
-            Ok((Box::new(stream), again))
-        }
-    }
-}
-
 /// Passes everything on until either end fails, or the server sends too much.
-async fn pass(client: UnixStream, server: Box<dyn Stream>) -> io::Result<()> {
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = split(server);
-    let asking = async {
-        copy(&mut from_client, &mut to_server).await?;
-        to_server.flush().await
+async fn pass(client: UnixStream, server: Stream) -> io::Result<()> {
+    let mut answers = Answers::default();
+    let look = |bytes: &[u8], out: &mut Vec<u8>| {
+        out.extend_from_slice(bytes);
+        answers.read(bytes)
     };
-    let answering = async {
-        let (mut answers, mut bytes) = (Answers::default(), vec![0; 8192]);
-        loop {
-            let length = from_server.read(&mut bytes).await?;
-            if length == 0 {
-                return Ok(());
-            }
-            if !answers.read(&bytes[..length]) {
-                // sqlx would store all of it.
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            to_client.write_all(&bytes[..length]).await?;
-        }
-    };
-    tokio::select! {
-        asked = asking => asked,
-        answered = answering => answered,
-    }
+    pump::pass(client, server, None, look).await
 }
 
 /// A parser of the server's answers: packets with a header of four bytes, which make up messages.
 #[derive(Debug, Default)]
 struct Answers {
-    /// The first bytes of a packet whose header has not arrived yet.
-    begun: Vec<u8>,
-    /// How many bytes of the present packet have not arrived yet, and whether the next packet
-    /// continues it.
-    left: usize,
+    frames: Frames<4>,
+    /// Whether the next packet continues the present one.
     continued: bool,
     /// The first byte of the present message, and its length so far.
     first: Option<u8>,
@@ -235,29 +166,21 @@ impl Answers {
     /// Parses more bytes. Returns false if the server sends a longer message, or more columns, than
     /// any answer to dlock has.
     fn read(&mut self, mut bytes: &[u8]) -> bool {
-        while !bytes.is_empty() {
-            if self.left == 0 {
-                let (begin, rest) = bytes.split_at(bytes.len().min(4 - self.begun.len()));
-                self.begun.extend_from_slice(begin);
-                bytes = rest;
-                let &[a, b, c, _] = &self.begun[..] else {
-                    return true;
-                };
-                self.left = u32::from_le_bytes([a, b, c, 0]) as usize;
-                self.continued = self.left == CONTINUED;
-                self.length += self.left;
-                self.begun.clear();
+        while let Some(part) = self.frames.next(&mut bytes, length) {
+            match part {
+                pump::Part::Header(_) => {
+                    self.continued = self.frames.left() == CONTINUED;
+                    self.length += self.frames.left();
+                }
+                pump::Part::Body(part) => self.first = self.first.or(part.first().copied()),
             }
-            let (part, rest) = bytes.split_at(bytes.len().min(self.left));
-            self.first = self.first.or(part.first().copied());
-            self.left -= part.len();
-            bytes = rest;
             let most = if matches!(self.part, Part::Columns(_)) {
                 COLUMN
             } else {
                 MESSAGE
             };
-            if self.length > most || self.left == 0 && !self.continued && !self.next_part() {
+            let is_whole = self.frames.left() == 0 && !self.continued;
+            if self.length > most || is_whole && !self.next_part() {
                 return false;
             }
         }
@@ -284,10 +207,10 @@ impl Answers {
 /// server ended it, which sqlx reports itself.
 async fn log_in(
     client: &mut UnixStream,
-    mut server: Box<dyn Stream>,
+    mut server: Stream,
     greeting: Packet,
     handshake: Option<Handshake>,
-) -> Result<Option<Box<dyn Stream>>> {
+) -> Result<Option<Stream>> {
     if client.write_all(&greeting.0).await.is_err() {
         return Ok(None);
     }
@@ -295,27 +218,17 @@ async fn log_in(
         return Ok(None);
     };
     let encrypts = handshake.is_some();
-    if let Some((connector, name)) = handshake {
+    if let Some(handshake) = handshake {
         let asking = answer
             .asking_for_tls()
             .ok_or_else(|| failure::unreadable().effect(Effect::NotApplied))?;
-        server
-            .write_all(&asking.0)
-            .await
-            .map_err(failure::unreachable)?;
-        server = Box::new(
-            connector
-                .connect(name, server)
-                .await
-                .map_err(failure::unreachable)?,
-        );
+        send(&mut server, &asking).await?;
+        server = net::encrypt(server, handshake).await?;
     }
     loop {
-        send(&mut server, &answer)
-            .await
-            .map_err(failure::unreachable)?;
+        send(&mut server, &answer).await?;
         loop {
-            let mut packet = read(&mut server).await.map_err(failure::unreachable)?;
+            let mut packet = read(&mut server).await.map_err(unreachable)?;
             if encrypts {
                 packet.ask_for_the_password_as_it_is();
             }
@@ -338,9 +251,15 @@ async fn log_in(
     }
 }
 
-async fn send(server: &mut dyn Stream, packet: &Packet) -> io::Result<()> {
-    server.write_all(&packet.0).await?;
-    server.flush().await
+async fn send(server: &mut Stream, packet: &Packet) -> Result<()> {
+    server.write_all(&packet.0).await.map_err(unreachable)?;
+    server.flush().await.map_err(unreachable)
+}
+
+/// Returns the error of a connection without a login. A server that refuses dlock's certificate
+/// says so only after the handshake.
+fn unreachable(error: io::Error) -> Error {
+    TLS.failure(error)
 }
 
 /// A packet with its header: three bytes of length, and its number within the exchange.
@@ -398,18 +317,13 @@ impl Packet {
 
 /// Reads the next packet. A login has no long packets.
 async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Packet> {
-    let mut packet = vec![0; 4];
-    stream.read_exact(&mut packet).await?;
-    let length = usize::from(u16::from_le_bytes([packet[0], packet[1]]));
-    if packet[2] != 0 {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "is it a MySQL server?",
-        ));
-    }
-    packet.resize(4 + length, 0);
-    stream.read_exact(&mut packet[4..]).await?;
-    Ok(Packet(packet))
+    let packet = pump::whole_frame(stream, length, 0xffff).await;
+    packet.map(Packet)
+}
+
+/// Returns the length in a packet's header.
+fn length([a, b, c, _]: [u8; 4]) -> usize {
+    u32::from_le_bytes([a, b, c, 0]) as usize
 }
 
 #[cfg(test)]
@@ -450,9 +364,7 @@ mod tests {
             let mut answers = Answers::default();
             assert!(answer.chunks(size).all(|part| answers.read(part)));
             assert!(
-                matches!(answers.part, Part::Result)
-                    && answers.left == 0
-                    && answers.begun.is_empty(),
+                matches!(answers.part, Part::Result) && answers.frames.is_empty(),
                 "{answers:?}"
             );
         }
@@ -489,7 +401,6 @@ mod tests {
                 if !answers.read(part) {
                     break;
                 }
-                assert!(answers.begun.len() < 4);
             }
         });
     }

@@ -12,7 +12,7 @@ use crate::{
     backends::{
         kit::{
             Address, ClientFile, Configured, PASSWORD, Parameter, Scheme, StoreInfo, TLS,
-            address::{path, secret_of},
+            address::{path, secret_of, tls_files},
         },
         net::secret::Secret,
         sql::{
@@ -20,7 +20,7 @@ use crate::{
         },
     },
     lock::{Backend, Grants, Key, Result, Role, Sharing},
-    settings::setting::{Origin, Setting},
+    settings::setting::Setting,
 };
 
 /// MySQL and MariaDB.
@@ -189,23 +189,13 @@ fn tls(sql: &mut SqlOptions, address: &Address<'_>, default_mode: Option<TlsMode
         setting.text.make_ascii_uppercase();
         sql.tls = setting.choice(&MODES)?;
     }
-    let file = |names: [&str; 2]| {
-        address
-            .one_of(names)?
-            .map(|setting| path(&setting, names[0]))
-            .transpose()
-    };
-    sql.files.ca_file = file(["ssl-ca", "cacert"])?;
-    sql.files.cert_file = file(["ssl-cert", "cert"])?;
-    sql.files.key_file = file(["ssl-key", "key"])?;
-    if sql.files.cert_file.is_some() != sql.files.key_file.is_some() {
-        let setting = [["ssl-cert", "cert"], ["ssl-key", "key"]]
-            .into_iter()
-            .find_map(|names| address.one_of(names).ok().flatten());
-        let origin = setting.map_or_else(|| Origin::Env("HOME".into()), |setting| setting.origin);
-        return Err(origin
-            .refuse("ssl-cert and ssl-key are the two halves of one identity: both are needed"));
-    }
+    let file = |names| address.one_of(names);
+    let settings = [
+        file(["ssl-ca", "cacert"])?,
+        file(["ssl-cert", "cert"])?,
+        file(["ssl-key", "key"])?,
+    ];
+    sql.files = tls_files(["ssl-ca", "ssl-cert", "ssl-key"], &settings)?;
     Ok(())
 }
 

@@ -1,16 +1,15 @@
 //! Connecting to a server.
 
-use std::{io, net::IpAddr, os::fd::OwnedFd, time::Duration};
+use std::{error, io, net::IpAddr};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
-use rustix::net::{AddressFamily, sockopt};
 use tokio::net::TcpStream;
 
 use super::addresses::{self, HEAD_START};
-use crate::lock::{Error, Kind, Result};
+use crate::lock::{Effect, Error, Kind, Result};
 
 /// Connects to the host's first address that answers. The one that worked last is tried first.
-pub(in crate::backends) async fn dial(host: &str, port: u16) -> Result<TcpStream> {
+pub(super) async fn dial(host: &str, port: u16) -> Result<TcpStream> {
     let addresses = addresses::of(host, port).await?;
     let (address, stream) = first(host, port, addresses).await.map_err(unreachable)?;
     addresses::worked(host, port, address);
@@ -40,7 +39,7 @@ async fn first(host: &str, port: u16, addresses: Vec<IpAddr>) -> io::Result<(IpA
                 Ok(connection) => return Ok(connection),
                 Err(error) => failed = Some(error),
             },
-            () = head_start(), if rest.len() > 0 => {}
+            () = addresses::rest(HEAD_START), if rest.len() > 0 => {}
         }
     }
 }
@@ -74,11 +73,6 @@ impl Drop for Attempt<'_> {
     }
 }
 
-#[allow(clippy::disallowed_methods)] // a dead address must not keep the others from being tried
-async fn head_start() {
-    tokio::time::sleep(HEAD_START).await;
-}
-
 /// Returns the error that there is no connection: nothing was sent.
 pub(in crate::backends) fn unreachable(error: io::Error) -> Error {
     let plain = |message: &str| Error::new(Kind::Unavailable, message);
@@ -93,6 +87,10 @@ pub(in crate::backends) fn unreachable(error: io::Error) -> Error {
             Error::new(Kind::Denied, "this user may not open the server's socket")
         }
         io::ErrorKind::TimedOut => plain("the server did not answer"),
+        io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::ConnectionAborted
+        | io::ErrorKind::BrokenPipe => plain("the server closed the connection before it was open"),
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
             plain("the server's network can't be reached")
         }
@@ -101,19 +99,12 @@ pub(in crate::backends) fn unreachable(error: io::Error) -> Error {
     failure.source(error)
 }
 
-/// Makes the kernel notice within `limit` that the server's host is gone, even while nothing is
-/// sent.
-pub(in crate::backends) fn keep_alive(socket: &OwnedFd, limit: Duration) -> io::Result<()> {
-    if sockopt::socket_domain(socket)? == AddressFamily::UNIX {
-        return Ok(());
-    }
-    let second = Duration::from_secs(1);
-    sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, (limit / 3).max(second))?;
-    sockopt::set_tcp_keepintvl(socket, (limit / 6).max(second))?;
-    sockopt::set_tcp_keepcnt(socket, 3)?;
-    sockopt::set_tcp_user_timeout(socket, u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))?;
-    Ok(())
+/// Returns the error that the connection broke while a request was under way: it may have been
+/// applied.
+pub(in crate::backends) fn broken(error: impl error::Error + Send + Sync + 'static) -> Error {
+    Error::new(Kind::Unavailable, "the connection to the server broke")
+        .effect(Effect::Unknown)
+        .source(error)
 }
 
 #[cfg(test)]
@@ -121,10 +112,11 @@ pub(in crate::backends) fn keep_alive(socket: &OwnedFd, limit: Duration) -> io::
 mod tests {
     use std::{
         net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
-        time::Instant,
+        os::fd::OwnedFd,
+        time::{Duration, Instant},
     };
 
-    use rustix::net::{SocketType, bind, connect, listen, socket};
+    use rustix::net::{AddressFamily, SocketType, bind, connect, listen, socket};
 
     use super::*;
 

@@ -1,7 +1,7 @@
-//! TLS over a connected stream. Verification can't be turned off.
+//! TLS over a connection. A store's URL says what is verified ([`Trust`]); without a word of it, all
+//! is.
 
 use std::{
-    io,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
 };
@@ -12,15 +12,16 @@ use rustls::{
         WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
-    crypto::CryptoProvider,
+    crypto::{self, CryptoProvider},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem, pem::PemObject as _},
 };
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
+pub(in crate::backends) use super::certificate::TlsWords;
 use crate::lock::{Error, Kind, Result};
 
-/// TLS. The server's certificate is always verified, against its host name.
+/// The files of TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
     /// Certificates (PEM) of the only authorities to trust, instead of the public ones and the
@@ -32,45 +33,64 @@ pub struct Tls {
     pub key_file: Option<PathBuf>,
 }
 
-/// Does the TLS handshake; the server must prove to be `host`. `in_clear` is the URL scheme of the
-/// same store without TLS.
-pub(in crate::backends) async fn wrap(
-    options: &Tls,
-    host: &str,
-    stream: TcpStream,
-    in_clear: &str,
-) -> Result<TlsStream<TcpStream>> {
-    let name = ServerName::try_from(host.to_owned()).map_err(|error| {
-        Error::new(
-            Kind::Config,
-            "the host's name can't be one in a certificate",
-        )
-        .source(error)
-    })?;
-    let connector = TlsConnector::from(Arc::new(config(options)?));
-    connector
-        .connect(name, stream)
-        .await
-        .map_err(|error| failed(error, in_clear))
+/// What a server must prove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::backends) enum Trust {
+    /// Nothing: only listeners are kept out.
+    Any,
+    /// A certificate of a trusted authority, for any host.
+    Authority,
+    /// A certificate of a trusted authority for this host.
+    Name,
 }
 
-/// Returns the configuration for a handshake.
-pub(in crate::backends) fn config(options: &Tls) -> Result<ClientConfig> {
-    config_with(options, |authority| authority)
+/// A TLS handshake that is ready to begin: all its files are read.
+pub(in crate::backends) struct Handshake {
+    connector: TlsConnector,
+    name: ServerName<'static>,
+    words: &'static TlsWords,
 }
 
-/// Like [`config`], but `check` may wrap or replace the verifier of the server's certificate.
-pub(in crate::backends) fn config_with(
-    options: &Tls,
-    check: impl FnOnce(Arc<dyn ServerCertVerifier>) -> Arc<dyn ServerCertVerifier>,
-) -> Result<ClientConfig> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = check(verifier(options.ca_file.as_deref(), &provider)?);
+impl Handshake {
+    pub(in crate::backends) fn new(
+        options: &Tls,
+        trust: Trust,
+        host: &str,
+        words: &'static TlsWords,
+    ) -> Result<Self> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| {
+            Error::new(
+                Kind::Config,
+                "the host's name can't be one in a certificate",
+            )
+            .source(error)
+        })?;
+        let mut config = config(options, trust)?;
+        config.alpn_protocols = words.protocol.map(<[u8]>::to_vec).into_iter().collect();
+        Ok(Self {
+            connector: TlsConnector::from(Arc::new(config)),
+            name,
+            words,
+        })
+    }
+
+    pub(super) async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
+        self,
+        stream: S,
+    ) -> Result<TlsStream<S>> {
+        let shaken = self.connector.connect(self.name, stream).await;
+        shaken.map_err(|error| self.words.handshake(error))
+    }
+}
+
+fn config(options: &Tls, trust: Trust) -> Result<ClientConfig> {
+    let provider = Arc::new(crypto::ring::default_provider());
+    let verifier = Verifier::new(trust, options.ca_file.as_deref(), &provider)?;
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| Error::new(Kind::Internal, "TLS can't be set up").source(error))?
         .dangerous()
-        .with_custom_certificate_verifier(verifier);
+        .with_custom_certificate_verifier(Arc::new(verifier));
     match (&options.cert_file, &options.key_file) {
         (None, None) => Ok(builder.with_no_client_auth()),
         (Some(cert), Some(key)) => builder
@@ -86,36 +106,59 @@ pub(in crate::backends) fn config_with(
     }
 }
 
-/// Returns the verifier of a server's certificate and name: against the authorities of a file, or
-/// else the public ones and the system's.
-fn verifier(
-    file: Option<&Path>,
-    provider: &Arc<CryptoProvider>,
-) -> Result<Arc<dyn ServerCertVerifier>> {
-    let Some(file) = file else {
-        let compiled = RootCertStore {
-            roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
-        };
-        let compiled = of_roots(compiled, provider)
-            .ok_or_else(|| Error::new(Kind::Internal, "TLS can't be set up"))?;
-        return Ok(Arc::new(TrustedRoots {
-            compiled,
+/// The verifier of a server's certificate and name: against the authorities of a file, or else the
+/// public ones, which are compiled in, and the system's (`SSL_CERT_FILE`, `SSL_CERT_DIR` or the
+/// usual places).
+///
+/// The system's authorities are read only for a certificate that no public authority has signed:
+/// reading them takes longer than a run.
+#[derive(Debug)]
+struct Verifier {
+    trust: Trust,
+    authorities: Arc<WebPkiServerVerifier>,
+    /// Whether the authorities are those of a file.
+    named: bool,
+    system: OnceLock<Option<Arc<WebPkiServerVerifier>>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl Verifier {
+    fn new(trust: Trust, file: Option<&Path>, provider: &Arc<CryptoProvider>) -> Result<Self> {
+        let mut roots = RootCertStore::empty();
+        let file = file.filter(|_| trust != Trust::Any);
+        match file {
+            None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+            Some(file) => {
+                for certificate in certificates(file)? {
+                    roots.add(certificate).map_err(|error| {
+                        Error::new(
+                            Kind::Config,
+                            format!("{}: no authority's certificate", file.display()),
+                        )
+                        .source(error)
+                    })?;
+                }
+            }
+        }
+        let authorities = of_roots(roots, provider)
+            .ok_or_else(|| Error::new(Kind::Config, "no authority's certificate to check with"))?;
+        Ok(Self {
+            trust,
+            authorities,
+            named: file.is_some(),
             system: OnceLock::new(),
             provider: Arc::clone(provider),
-        }));
-    };
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(file)? {
-        roots.add(certificate).map_err(|error| {
-            Error::new(
-                Kind::Config,
-                format!("{}: no authority's certificate", file.display()),
-            )
-            .source(error)
-        })?;
+        })
     }
-    Ok(of_roots(roots, provider)
-        .ok_or_else(|| Error::new(Kind::Config, "no authority's certificate to check with"))?)
+
+    fn system(&self) -> Option<&WebPkiServerVerifier> {
+        let read = || {
+            let mut roots = RootCertStore::empty();
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            of_roots(roots, &self.provider)
+        };
+        self.system.get_or_init(read).as_deref()
+    }
 }
 
 fn of_roots(
@@ -127,30 +170,7 @@ fn of_roots(
         .ok()
 }
 
-/// The public authorities, which are compiled in, and the system's (`SSL_CERT_FILE`, `SSL_CERT_DIR`
-/// or the usual places).
-///
-/// The system's authorities are read only for a certificate that no public authority has signed:
-/// reading them takes longer than a run.
-#[derive(Debug)]
-struct TrustedRoots {
-    compiled: Arc<WebPkiServerVerifier>,
-    system: OnceLock<Option<Arc<WebPkiServerVerifier>>>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl TrustedRoots {
-    fn system(&self) -> Option<&WebPkiServerVerifier> {
-        let read = || {
-            let mut roots = RootCertStore::empty();
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            of_roots(roots, &self.provider)
-        };
-        self.system.get_or_init(read).as_deref()
-    }
-}
-
-impl ServerCertVerifier for TrustedRoots {
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -158,18 +178,28 @@ impl ServerCertVerifier for TrustedRoots {
         name: &ServerName<'_>,
         ocsp: &[u8],
         now: UnixTime,
-    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
-        match self
-            .compiled
-            .verify_server_cert(end_entity, intermediates, name, ocsp, now)
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        if self.trust == Trust::Any {
+            return Ok(ServerCertVerified::assertion());
+        }
+        let by = |authorities: &WebPkiServerVerifier| {
+            authorities.verify_server_cert(end_entity, intermediates, name, ocsp, now)
+        };
+        let unknown = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        let mut answer = by(&self.authorities);
+        if !self.named
+            && answer.as_ref().is_err_and(|error| *error == unknown)
+            && let Some(system) = self.system()
         {
-            Err(error @ rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
-                match self.system() {
-                    Some(system) => {
-                        system.verify_server_cert(end_entity, intermediates, name, ocsp, now)
-                    }
-                    None => Err(error),
-                }
+            answer = by(system);
+        }
+        match answer {
+            // The name is checked last, after the chain.
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) if self.trust == Trust::Authority => Ok(ServerCertVerified::assertion()),
+            Err(error) if error == unknown && is_self_signed(end_entity) => {
+                Err(CertificateError::ApplicationVerificationFailure.into())
             }
             answer => answer,
         }
@@ -180,9 +210,9 @@ impl ServerCertVerifier for TrustedRoots {
         message: &[u8],
         cert: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        self.compiled
-            .verify_tls12_signature(message, cert, signature)
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.provider.signature_verification_algorithms;
+        crypto::verify_tls12_signature(message, cert, signature, known)
     }
 
     fn verify_tls13_signature(
@@ -190,14 +220,20 @@ impl ServerCertVerifier for TrustedRoots {
         message: &[u8],
         cert: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        self.compiled
-            .verify_tls13_signature(message, cert, signature)
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.provider.signature_verification_algorithms;
+        crypto::verify_tls13_signature(message, cert, signature, known)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.compiled.supported_verify_schemes()
+        let known = &self.provider.signature_verification_algorithms;
+        known.supported_schemes()
     }
+}
+
+fn is_self_signed(certificate: &CertificateDer<'_>) -> bool {
+    webpki::EndEntityCert::try_from(certificate)
+        .is_ok_and(|certificate| certificate.issuer() == certificate.subject())
 }
 
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
@@ -223,25 +259,4 @@ fn unreadable(file: &Path, what: &str, error: pem::Error) -> Error {
         _ => format!("no {what} in PEM form in it"),
     };
     Error::new(Kind::Config, format!("{}: {why}", file.display()))
-}
-
-/// Returns the error that the TLS handshake failed: nothing was sent.
-fn failed(error: io::Error, in_clear: &str) -> Error {
-    let cause = error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    let failure = match cause {
-        Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
-            .hint(
-                "an authority of your own is named with ?cacert=FILE; the host, as the URL, a sentinel or a node names it, must be one that \
-                 the certificate names",
-            ),
-        Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
-            .hint("if it asks for a client certificate, ?cert=FILE&key=FILE give it"),
-        Some(rustls::Error::InvalidMessage(_)) => {
-            Error::new(Kind::Config, "the server doesn't speak TLS on this port").hint(format!("{in_clear} connects without TLS"))
-        }
-        _ => Error::new(Kind::Unavailable, "the connection ended in the TLS handshake"),
-    };
-    failure.source(error)
 }

@@ -18,13 +18,16 @@ pub(in crate::backends) fn is_here(host: &str) -> bool {
             .is_ok_and(|address| address.is_loopback())
 }
 
-/// Returns the finding for unencrypted traffic to these hosts. `fix` says how the store's URL asks
-/// for TLS.
-pub(in crate::backends) fn in_clear<'a>(
+/// Returns the finding for traffic to these hosts. `fix` says how the store's URL asks for TLS.
+pub(in crate::backends) fn finding<'a>(
+    encrypted: bool,
     hosts: impl IntoIterator<Item = &'a str>,
     has_password: bool,
     fix: &str,
 ) -> Finding {
+    if encrypted {
+        return Finding::ok(CHECK.id, "TLS; the server's certificate was verified");
+    }
     let Some(far) = hosts.into_iter().find(|host| !is_here(host)) else {
         return Finding::ok(
             CHECK.id,
@@ -47,9 +50,4 @@ pub(in crate::backends) fn in_clear<'a>(
         risk,
     )
     .fix(fix)
-}
-
-/// Returns the finding for a server that has proven its identity.
-pub(in crate::backends) fn verified() -> Finding {
-    Finding::ok(CHECK.id, "TLS; the server's certificate was verified")
 }

@@ -16,18 +16,19 @@ use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Either, PgConnection, Row as _,
     postgres::{PgConnectOptions, PgRow, PgSslMode},
 };
+use tokio::task::JoinSet;
 
 use super::{
-    dial, failure,
-    options::PORT,
-    relay::{Passing, PostgresRelay, Unasked},
+    dial::dial,
+    failure,
+    options::{PORT, TLS},
+    relay::{self, Unasked},
     statement::{Value, fill},
-    tls::PostgresTls,
 };
 use crate::{
     backends::{
-        net::{self, longest::AnswerSize},
-        sql::{Row, Session, SqlOptions},
+        net::{self, longest::AnswerSize, socket},
+        sql::{Loopback, Row, Session, SqlOptions},
     },
     lock::{Error, Kind, Progress, Result, random},
 };
@@ -56,7 +57,8 @@ pub(in crate::backends) struct SessionId {
 pub struct PostgresSession {
     name: String,
     driver: PgConnection,
-    passing: Passing,
+    /// The relay, which ends once sqlx has ended.
+    passing: JoinSet<()>,
     unasked: Arc<Unasked>,
     socket: OwnedFd,
     /// The server's version as in `server_version_num`.
@@ -86,17 +88,16 @@ impl PostgresSession {
 
     /// As [`PostgresSession::open`], but refuses no server.
     pub(super) async fn open_to_look(options: &SqlOptions) -> Result<Self> {
-        let tls = PostgresTls::new(options)?;
+        let handshake = options.handshake(true, &TLS)?;
         let name = format!("dlock {:016x}", random());
-        let relay = PostgresRelay::bind().map_err(net::unreachable)?;
+        // As PostgreSQL's clients name a socket in a folder.
+        let relay = Loopback::listen(&format!("/.s.PGSQL.{PORT}"))?;
         // Before the connection: a server ends one that doesn't log in soon.
-        let login = login(options, &relay.folder(), &name).await?;
-        let (mut stream, socket) = dial::dial(&options.server).await?;
-        if let Some(tls) = tls {
-            stream = tls.shake_hands(stream).await?;
-        }
+        let login = login(options, &relay.path, &name).await?;
+        let stream = dial(options, handshake).await?;
+        let socket = net::socket_of(&stream)?;
         let unasked = Arc::new(Unasked::default());
-        let passing = relay.start(stream, Arc::clone(&unasked));
+        let passing = relay::start(relay, stream, Arc::clone(&unasked));
         let driver = login
             .connect()
             .await
@@ -186,10 +187,9 @@ impl PostgresSession {
         self.asking = true;
     }
 
-    /// Makes the kernel notice within `limit` that the server's host is gone. A failure only costs
-    /// time.
+    /// Makes the kernel notice within `limit` that the server's host is gone.
     pub(super) fn keep_alive(&self, limit: Duration) {
-        let _ = net::keep_alive(&self.socket, limit);
+        socket::keep_alive(&self.socket, limit);
     }
 
     /// Runs statements in one round trip, with the nth value for `$n`, as one transaction unless
@@ -326,10 +326,10 @@ impl Session for PostgresSession {
 
 impl Drop for PostgresSession {
     fn drop(&mut self) {
-        self.passing.break_off = self.asking;
-        if self.asking && self.drop_unsent {
-            // A Unix socket has no undelivered data. After a failure, TCP delivers the data.
-            let _ = rustix::net::sockopt::set_socket_linger(&self.socket, Some(Duration::ZERO));
+        if !self.asking {
+            self.passing.detach_all();
+        } else if self.drop_unsent {
+            socket::drop_unsent_on_close(&self.socket, true);
         }
     }
 }

@@ -1,12 +1,11 @@
-//! Converts errors of PostgreSQL, the network and TLS.
-
-use std::io;
+//! Converts errors of PostgreSQL and of broken connections.
 
 use sqlx::{
     error::DatabaseError,
     postgres::{PgDatabaseError, PgSeverity},
 };
 
+use crate::backends::{kit::one_line, net};
 use crate::lock::{Effect, Error, Kind, Origin};
 
 /// Whether the server cancelled a statement because its time, or the time of its wait for a lock,
@@ -87,7 +86,7 @@ fn by_state(error: &dyn DatabaseError) -> Error {
             Kind::Config,
             format!(
                 "the server has not the tables that dlock needs: {}",
-                clean(says)
+                one_line(says)
             ),
         )
         .hint("dlock init creates them; dlock init --print shows the SQL"),
@@ -105,20 +104,20 @@ fn by_state(error: &dyn DatabaseError) -> Error {
             Kind::Config,
             format!(
                 "the database's encoding lacks a character of this text: {}",
-                clean(says)
+                one_line(says)
             ),
         )
         .hint("a database with ENCODING 'UTF8' has all of them; or take a key in ASCII"),
         "42501" if says.contains("for schema") => Error::new(
             Kind::Denied,
-            format!("the user may not create tables: {}", clean(says)),
+            format!("the user may not create tables: {}", one_line(says)),
         )
         .hint("GRANT CREATE ON SCHEMA to the user of dlock init, or let the schema's owner run it"),
         "42501" => Error::new(
             Kind::Denied,
             format!(
                 "the user has not all the rights that dlock needs: {}",
-                clean(says)
+                one_line(says)
             ),
         )
         .hint("GRANT SELECT, INSERT, UPDATE, DELETE on dlock's tables to the user"),
@@ -145,14 +144,14 @@ fn by_state(error: &dyn DatabaseError) -> Error {
         _ => match code.get(..2) {
             // Connection, insufficient resources, operator intervention, system error.
             Some("08" | "53" | "57" | "58") => {
-                unavailable(&format!("the server can't do it now: {}", clean(says)))
+                unavailable(&format!("the server can't do it now: {}", one_line(says)))
             }
             Some("40") => unavailable("the server undid the step"),
             Some("28") => login(says),
             // The statements are dlock's: the server's setup is the reason.
             _ => Error::new(
                 Kind::Config,
-                format!("the server refused a statement: {code} {}", clean(says)),
+                format!("the server refused a statement: {code} {}", one_line(says)),
             ),
         },
     }
@@ -199,6 +198,10 @@ fn login(says: &str) -> Error {
 
 /// Returns the error of a login: no statement was sent.
 pub(super) fn connecting(error: sqlx::Error, with_password: bool) -> Error {
+    let error = match error {
+        sqlx::Error::Io(error) => return net::unreachable(error),
+        error => error,
+    };
     let failure = match &error {
         sqlx::Error::Database(database)
             if !with_password && database.code().is_some_and(|code| code == "28P01") =>
@@ -211,7 +214,6 @@ pub(super) fn connecting(error: sqlx::Error, with_password: bool) -> Error {
             by_pooler(&**database)
         }
         sqlx::Error::Database(database) => by_state(&**database),
-        sqlx::Error::Io(_) => return closed(error),
         error
             if error.to_string().contains("authentication")
                 || error.to_string().contains("SASL") =>
@@ -220,7 +222,7 @@ pub(super) fn connecting(error: sqlx::Error, with_password: bool) -> Error {
                 Kind::Denied,
                 format!(
                     "the server can't be logged in to: {}",
-                    clean(&error.to_string())
+                    one_line(&error.to_string())
                 ),
             )
         }
@@ -245,45 +247,14 @@ fn by_pooler(error: &dyn DatabaseError) -> Error {
     }
 }
 
-/// Returns the error that the connection ended before the login.
-pub(super) fn closed(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::new(
-        Kind::Unavailable,
-        "the server closed the connection before it was open",
-    )
-    .source(error)
-}
-
 /// Returns the error that the server speaks another protocol.
 pub(super) fn no_postgres() -> Error {
     Error::new(Kind::Config, "the server's answer can't be understood")
         .hint("is it a PostgreSQL server?")
 }
 
-/// Returns the error of a TLS handshake.
-pub(super) fn handshake(error: io::Error) -> Error {
-    let failure = match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-        Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
-            .hint("an authority of your own is named with ?sslrootcert=FILE; the host in the URL must be one that the certificate names"),
-        Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
-            .hint("if it asks for a client certificate, ?sslcert=FILE&sslkey=FILE give it"),
-        _ => return closed(error),
-    };
-    failure.source(error)
-}
-
 /// Returns the error for a row that no version of dlock writes.
 pub(super) fn malformed() -> Error {
     Error::new(Kind::Data, "a row of the table is not what dlock writes")
         .hint("another program's table has this name? ?table=NAME names another one")
-}
-
-/// Returns the server's text in one line, without control characters.
-fn clean(text: &str) -> String {
-    let line: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(200)
-        .collect();
-    crate::lock::printable(&line).into_owned()
 }

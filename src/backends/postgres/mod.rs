@@ -40,7 +40,6 @@ mod starts;
 mod statement;
 pub(super) mod store;
 mod table;
-mod tls;
 
 use self::sessions::Sessions;
 pub use self::{

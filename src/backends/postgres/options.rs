@@ -1,6 +1,17 @@
 //! The options of a PostgreSQL backend.
 
-use crate::backends::sql::{SqlOptions, SqlServer};
+use crate::backends::{
+    net::tls::TlsWords,
+    sql::{SqlOptions, SqlServer},
+};
+
+pub(super) static TLS: TlsWords = TlsWords {
+    authority: "?sslrootcert=FILE",
+    identity: "?sslcert=FILE&sslkey=FILE",
+    unverified: Some("?sslmode=require"),
+    in_clear: "?sslmode=disable",
+    protocol: None,
+};
 
 /// The default port.
 pub const PORT: u16 = 5432;

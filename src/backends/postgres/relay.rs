@@ -25,17 +25,15 @@ use std::{
     },
 };
 
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, copy, split},
-    net::{UnixListener, UnixStream},
-    sync::Notify,
-    task::JoinHandle,
-};
+use tokio::{net::UnixStream, sync::Notify, task::JoinSet};
 
-use super::{dial::Stream, options::PORT};
-use crate::{
-    backends::{net::longest::MESSAGE, sql::loopback},
-    lock::random,
+use crate::backends::{
+    net::{
+        Stream,
+        longest::MESSAGE,
+        pump::{self, Frames, Part},
+    },
+    sql::Loopback,
 };
 
 /// The message that ends a session.
@@ -81,107 +79,49 @@ impl Unasked {
     }
 }
 
-/// The address to which sqlx connects.
-pub(super) struct PostgresRelay {
-    name: String,
-    listener: UnixListener,
-}
-
-impl PostgresRelay {
-    pub(super) fn bind() -> io::Result<Self> {
-        let name = format!("dlock-{:016x}{:016x}", random(), random());
-        // As PostgreSQL's clients name a socket in a folder.
-        let listener = loopback::listen(&format!("{name}/.s.PGSQL.{PORT}"))?;
-        Ok(Self { name, listener })
-    }
-
-    /// Returns the folder of the socket, for [`PORT`].
-    pub(super) fn folder(&self) -> String {
-        format!("\0{}", self.name)
-    }
-
-    /// Passes messages between one client and the server, until either ends.
-    pub(super) fn start(self, server: Box<dyn Stream>, unasked: Arc<Unasked>) -> Passing {
-        let task = tokio::spawn(async move {
-            if let Ok(client) = loopback::accept(self.listener).await {
-                // Either end may have failed: the session is over.
-                let _ = pass(client, server, &unasked).await;
-            }
-            unasked.end();
-        });
-        Passing {
-            task,
-            break_off: true,
+/// Passes messages between sqlx and the server, until either ends. Aborted when the answer is
+/// dropped; then messages that were not passed on yet, including the one that ends the session, are
+/// dropped too.
+pub(super) fn start(client: Loopback, server: Stream, unasked: Arc<Unasked>) -> JoinSet<()> {
+    let mut passing = JoinSet::new();
+    passing.spawn(async move {
+        if let Ok(client) = client.accept().await {
+            // Either end may have failed: the session is over.
+            let _ = pass(client, server, &unasked).await;
         }
-    }
+        unasked.end();
+    });
+    passing
 }
 
-/// The task that passes messages on. It ends once sqlx has ended, or is aborted when this value is
-/// dropped.
-pub(super) struct Passing {
-    task: JoinHandle<()>,
-    /// Whether to drop messages that were not passed on yet, including the one that ends the
-    /// session.
-    pub break_off: bool,
-}
-
-impl Drop for Passing {
-    fn drop(&mut self) {
-        if self.break_off {
-            self.task.abort();
+async fn pass(client: UnixStream, server: Stream, unasked: &Unasked) -> io::Result<()> {
+    let mut messages = Messages::default();
+    let look = |bytes: &[u8], out: &mut Vec<u8>| {
+        let notified = messages.read(bytes, out);
+        if messages.frames.left() > MESSAGE {
+            return false;
         }
-    }
-}
-
-async fn pass(client: UnixStream, server: Box<dyn Stream>, unasked: &Unasked) -> io::Result<()> {
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = split(server);
-    let asking = async {
-        copy(&mut from_client, &mut to_server).await?;
-        to_server.write_all(&TERMINATE).await?;
-        to_server.shutdown().await
+        if notified {
+            unasked.notified.notify_one();
+        }
+        if let Some(pid) = messages.process.take() {
+            unasked.pid.store(pid, Ordering::SeqCst);
+        }
+        if messages.narrow {
+            unasked.narrow.store(true, Ordering::SeqCst);
+        }
+        true
     };
-    let answering = async {
-        let mut messages = Messages::default();
-        let (mut read, mut answers) = (vec![0; 8192], Vec::new());
-        loop {
-            let length = from_server.read(&mut read).await?;
-            if length == 0 {
-                return Ok(());
-            }
-            answers.clear();
-            let notified = messages.read(&read[..length], &mut answers);
-            if messages.left > MESSAGE {
-                // sqlx would store all of it.
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            if notified {
-                unasked.notified.notify_one();
-            }
-            if let Some(pid) = messages.process.take() {
-                unasked.pid.store(pid, Ordering::SeqCst);
-            }
-            if messages.narrow {
-                unasked.narrow.store(true, Ordering::SeqCst);
-            }
-            to_client.write_all(&answers).await?;
-        }
-    };
-    tokio::select! {
-        asked = asking => asked,
-        answered = answering => answered,
-    }
+    pump::pass(client, server, Some(&TERMINATE), look).await
 }
 
 /// A parser of the server's messages: a letter, a length that includes its own four bytes, and the
 /// rest.
 #[derive(Debug, Default)]
 struct Messages {
-    /// The first bytes of a message whose length has not arrived yet.
-    begun: Vec<u8>,
-    /// The letter of the present message, and how many of its bytes have not arrived yet.
+    frames: Frames<5>,
+    /// The letter of the present message.
     kind: u8,
-    left: usize,
     /// The first bytes of the present message, if the relay uses them.
     said: Vec<u8>,
     /// The server's process, once the server has named it.
@@ -190,40 +130,35 @@ struct Messages {
     narrow: bool,
 }
 
+/// Returns the length in a message's header. No server sends one below four; sqlx reports it.
+fn length([_, a, b, c, d]: [u8; 5]) -> usize {
+    (u32::from_be_bytes([a, b, c, d]) as usize).saturating_sub(4)
+}
+
 impl Messages {
     /// Parses more bytes, and appends all but notifications to `out`. Returns true if there was a
     /// notification.
     fn read(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> bool {
         let mut notified = false;
-        while !bytes.is_empty() {
-            if self.left == 0 {
-                let (begin, rest) = bytes.split_at(bytes.len().min(5 - self.begun.len()));
-                self.begun.extend_from_slice(begin);
-                bytes = rest;
-                let &[kind, a, b, c, d] = &self.begun[..] else {
-                    return notified;
-                };
-                // No server sends a length below four; sqlx reports it.
-                self.left = (u32::from_be_bytes([a, b, c, d]) as usize).saturating_sub(4);
-                self.kind = kind;
-                notified |= kind == NOTIFICATION;
-                if kind != NOTIFICATION {
-                    out.extend_from_slice(&self.begun);
+        while let Some(part) = self.frames.next(&mut bytes, length) {
+            let part = match &part {
+                Part::Header(header) => {
+                    self.kind = header[0];
+                    notified |= self.kind == NOTIFICATION;
+                    &header[..]
                 }
-                self.begun.clear();
-                self.said.clear();
-            }
-            let (part, rest) = bytes.split_at(bytes.len().min(self.left));
+                Part::Body(part) => {
+                    if matches!(self.kind, PROCESS | SETTING) {
+                        let kept = part.len().min(KEPT - self.said.len());
+                        self.said.extend_from_slice(&part[..kept]);
+                    }
+                    part
+                }
+            };
             if self.kind != NOTIFICATION {
                 out.extend_from_slice(part);
             }
-            self.left -= part.len();
-            bytes = rest;
-            if matches!(self.kind, PROCESS | SETTING) {
-                self.said
-                    .extend_from_slice(&part[..part.len().min(KEPT - self.said.len())]);
-            }
-            if self.left == 0 {
+            if self.frames.left() == 0 {
                 self.is_said();
             }
         }
@@ -299,7 +234,7 @@ mod tests {
             let (mut messages, mut out) = (Messages::default(), Vec::new());
             for part in damaged.chunks(1 + dice.below(30)) {
                 messages.read(part, &mut out);
-                assert!(messages.said.len() <= KEPT && messages.begun.len() < 5);
+                assert!(messages.said.len() <= KEPT);
             }
             assert!(out.len() <= damaged.len());
             whole += u64::from(messages.process == Some(7));

@@ -1,10 +1,7 @@
 //! What dlock knows of PostgreSQL, and its URLs. The settings of psql are the defaults (`PGHOST`,
 //! `~/.pgpass`, …).
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
 use super::{
     AdvisoryKey, CAPABILITIES, PORT, Postgres, PostgresOptions, backend, examine,
@@ -15,7 +12,7 @@ use crate::{
     backends::{
         kit::{
             Address, ClientFile, Configured, PASSWORD, Parameter, Place, Scheme, StoreInfo, TLS,
-            address::secret_of,
+            address::{secret_of, tls_files},
         },
         net::secret::Secret,
         sql::{
@@ -23,7 +20,7 @@ use crate::{
         },
     },
     lock::{Backend, Grants, Key, Result, Role, Sharing},
-    settings::setting::{Origin, Setting},
+    settings::setting::Setting,
 };
 
 /// PostgreSQL.
@@ -184,34 +181,18 @@ fn tls(sql: &mut SqlOptions, address: &Address<'_>) -> Result<()> {
     if let Some(setting) = &mode {
         sql.tls = setting.choice(&modes)?;
     }
-    let file = |names: [&str; 2], psql_variable: &str| {
-        let setting = match address.one_of(names)? {
-            Some(setting) => Some(setting),
-            None => address.variable(psql_variable)?,
-        };
-        match setting {
-            Some(setting) if Path::new(&setting.text).is_absolute() => {
-                Ok(Some(PathBuf::from(setting.text)))
-            }
-            // The system's authorities are the default.
-            Some(setting) if names[0] == "sslrootcert" && setting.text == "system" => Ok(None),
-            Some(setting) => Err(setting.refuse(format!("{} needs an absolute path", names[0]))),
-            None => Ok(None),
-        }
+    let file = |names, psql_variable| match address.one_of(names)? {
+        Some(setting) => Ok(Some(setting)),
+        None => address.variable(psql_variable),
     };
-    sql.files.ca_file = file(["sslrootcert", "cacert"], "PGSSLROOTCERT")?;
-    sql.files.cert_file = file(["sslcert", "cert"], "PGSSLCERT")?;
-    sql.files.key_file = file(["sslkey", "key"], "PGSSLKEY")?;
-    if sql.files.cert_file.is_some() != sql.files.key_file.is_some() {
-        let setting = [["sslcert", "cert"], ["sslkey", "key"]]
-            .into_iter()
-            .find_map(|names| address.one_of(names).ok().flatten());
-        let origin =
-            setting.map_or_else(|| Origin::Env("PGSSLCERT".into()), |setting| setting.origin);
-        return Err(
-            origin.refuse("sslcert and sslkey are the two halves of one identity: both are needed")
-        );
-    }
+    let authorities = file(["sslrootcert", "cacert"], "PGSSLROOTCERT")?;
+    let settings = [
+        // The system's authorities are the default.
+        authorities.filter(|setting| setting.text != "system"),
+        file(["sslcert", "cert"], "PGSSLCERT")?,
+        file(["sslkey", "key"], "PGSSLKEY")?,
+    ];
+    sql.files = tls_files(["sslrootcert", "sslcert", "sslkey"], &settings)?;
     Ok(())
 }
 

@@ -3,57 +3,25 @@
 //! A connection never reconnects and has no time limits. A caller that drops an exchange half-way
 //! must drop the connection too, since a reply may still come.
 
-use std::{
-    io,
-    os::fd::{AsFd as _, BorrowedFd},
-    time::Duration,
-};
+use std::io;
 
 use combine::{
     parser::combinator::AnySendSyncPartialState,
     stream::{Decoder, PointerOffset},
 };
 use redis::{Pipeline, Value};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
-    net::{TcpStream, UnixStream},
-};
-use tokio_rustls::client::TlsStream;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{
     failure,
-    options::{Address, RedisOptions, RedisServer},
+    options::{Address, RedisOptions, RedisServer, TLS},
 };
-use crate::backends::net::{dial, longest::Bounded, tls, unreachable};
+use crate::backends::net::{self, Stream, longest::Bounded, socket};
 use crate::lock::{Effect, Error, Key, Kind, Result};
-
-/// A byte stream of any kind, over a socket.
-trait RedisStream: AsyncRead + AsyncWrite + Unpin {
-    fn socket(&self) -> BorrowedFd<'_>;
-}
-
-impl RedisStream for TcpStream {
-    fn socket(&self) -> BorrowedFd<'_> {
-        self.as_fd()
-    }
-}
-
-impl RedisStream for UnixStream {
-    fn socket(&self) -> BorrowedFd<'_> {
-        self.as_fd()
-    }
-}
-
-impl RedisStream for TlsStream<TcpStream> {
-    fn socket(&self) -> BorrowedFd<'_> {
-        self.get_ref().0.as_fd()
-    }
-}
 
 /// An open connection, logged in and with its database selected.
 pub(in crate::backends) struct RedisConnection {
-    stream: Box<dyn RedisStream>,
+    stream: Stream,
     decoder: Decoder<AnySendSyncPartialState, PointerOffset<[u8]>>,
     /// Whether any reply has come.
     greeted: bool,
@@ -79,16 +47,10 @@ impl RedisConnection {
         options: &RedisOptions,
         questions: &Pipeline,
     ) -> Result<(Self, Vec<Value>)> {
-        let stream: Box<dyn RedisStream> = match &options.server {
-            RedisServer::Unix(path) => {
-                Box::new(UnixStream::connect(path).await.map_err(unreachable)?)
-            }
+        let stream = match &options.server {
+            RedisServer::Unix(path) => net::connect_unix(path).await?,
             RedisServer::Tcp { host, port } => {
-                let tcp = dial(host, *port).await?;
-                match &options.tls {
-                    None => Box::new(tcp),
-                    Some(tls) => Box::new(tls::wrap(tls, host, tcp, "redis://").await?),
-                }
+                net::open(host, *port, options.tls.as_ref(), &TLS).await?
             }
             RedisServer::Sentinel(_) | RedisServer::Cluster(_) => {
                 return Err(Error::new(
@@ -152,10 +114,7 @@ impl RedisConnection {
     ///
     /// A request to a closed end has an unknown outcome, so it is better not to send it.
     pub(in crate::backends) fn is_open(&self) -> bool {
-        let socket = self.stream.socket();
-        // Polls, without waiting, for the server's end of the connection.
-        let mut ends = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
-        matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
+        socket::is_open(&self.stream.socket())
     }
 
     /// Sends `packed`, which has `count` commands, and awaits their replies. The server's errors
@@ -165,7 +124,7 @@ impl RedisConnection {
         packed: &[u8],
         count: usize,
     ) -> Result<Vec<Value>> {
-        self.send(packed).await.map_err(failure::broken)?;
+        self.send(packed).await.map_err(net::broken)?;
         let mut replies = Vec::with_capacity(count);
         for _ in 0..count {
             replies.push(self.receive().await?);
@@ -186,17 +145,13 @@ impl RedisConnection {
     /// Sets whether closing the connection drops data that has not reached the server, instead of
     /// still delivering it.
     pub(in crate::backends) fn drop_unsent_on_close(&self, drop: bool) {
-        // A Unix socket has no data in transit. If the call fails, TCP's default stays.
-        let _ = rustix::net::sockopt::set_socket_linger(
-            self.stream.socket(),
-            drop.then_some(Duration::ZERO),
-        );
+        socket::drop_unsent_on_close(&self.stream.socket(), drop);
     }
 
     /// Like [`RedisConnection::exchange`], for one command. The server's error is returned as a
     /// reply too.
     pub(super) async fn ask(&mut self, packed: &[u8]) -> Result<Value> {
-        self.send(packed).await.map_err(failure::broken)?;
+        self.send(packed).await.map_err(net::broken)?;
         self.receive().await
     }
 
@@ -222,7 +177,7 @@ impl RedisConnection {
                 Ok(reply)
             }
             Err(error) if error.is_io_error() => {
-                let failure = failure::broken(error);
+                let failure = net::broken(error);
                 let may_want_tls = !self.greeted && !self.encrypted;
                 Err(if may_want_tls {
                     failure.hint("if the server speaks TLS there, the URL begins with rediss://")

@@ -6,7 +6,10 @@
 use redis::{ServerError, Value};
 
 use super::options::{Address, Replicas};
-use crate::lock::{Effect, Error, Kind, Origin, Result};
+use crate::{
+    backends::kit::one_line,
+    lock::{Effect, Error, Kind, Origin, Result},
+};
 
 /// Returns whether a script that takes a lock may have written before it failed with this error.
 ///
@@ -83,7 +86,7 @@ fn no_rights(details: &str) -> Error {
         Kind::Denied,
         format!(
             "the user has not all the rights that dlock needs: {}",
-            clean(details.trim_end_matches('.'))
+            one_line(details.trim_end_matches('.'))
         ),
     )
     .hint("dlock doctor --print-grants run prints all that it takes")
@@ -126,7 +129,7 @@ fn general(code: &str, details: &str) -> Error {
         // The requests are dlock's: a service that refuses one has other rules than Redis.
         Error::new(
             Kind::Config,
-            format!("the server refused a request: {}", clean(details)),
+            format!("the server refused a request: {}", one_line(details)),
         )
         .hint(
             "dlock needs Redis 6.2 or Valkey 7.2 at least, or a service that takes their commands",
@@ -134,7 +137,7 @@ fn general(code: &str, details: &str) -> Error {
     } else {
         Error::new(
             Kind::Unavailable,
-            format!("the server refused for now: {}", clean(code)),
+            format!("the server refused for now: {}", one_line(code)),
         )
     }
 }
@@ -234,13 +237,6 @@ fn inner_error<'a>(code: &'a str, details: &'a str) -> (&'a str, &'a str) {
         .map_or((code, details), |code| (code, details))
 }
 
-/// The connection broke while a request was on its way: it may have been applied.
-pub(in crate::backends) fn broken(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::new(Kind::Unavailable, "the connection to the server broke")
-        .effect(Effect::Unknown)
-        .source(error)
-}
-
 /// A reply in a form that no server version sends.
 pub(in crate::backends) fn unreadable() -> Error {
     Error::new(Kind::Data, "the server's answer can't be understood")
@@ -264,7 +260,7 @@ pub(in crate::backends) fn newer_layout(version: &str) -> Error {
         Kind::Layout,
         format!(
             "the lock was taken by a newer dlock, whose layout {} this one can't read",
-            clean(version)
+            one_line(version)
         ),
     )
     .hint("update dlock on this machine")
@@ -274,16 +270,12 @@ pub(in crate::backends) fn newer_layout(version: &str) -> Error {
 pub(in crate::backends) fn no_lock(what: &str) -> Error {
     Error::new(
         Kind::Data,
-        format!("{} that is no lock is stored under this name", clean(what)),
+        format!(
+            "{} that is no lock is stored under this name",
+            one_line(what)
+        ),
     )
     .hint("another program uses this name; take another key or --namespace")
-}
-
-fn clean(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(200)
-        .collect()
 }
 
 #[cfg(test)]

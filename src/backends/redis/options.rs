@@ -3,9 +3,15 @@
 use std::{fmt, path::PathBuf, time::Duration};
 
 use crate::{
-    backends::net::{self, secret::Secret, tls::Tls},
+    backends::net::{
+        self,
+        secret::Secret,
+        tls::{Tls, TlsWords},
+    },
     lock::{Error, Namespace, Origin},
 };
+
+pub(super) static TLS: TlsWords = TlsWords::of_scheme("redis://");
 
 /// The address of a Redis server, or how to find it, and the connection settings.
 #[derive(Clone, Debug)]

@@ -211,6 +211,8 @@ fn unknown_name(name: &str, known: &[String]) -> Error {
 /// Adds a hint about sentinel credentials, or about a server that is no sentinel.
 fn credentials(error: Error) -> Error {
     match error.kind {
+        // No sentinel answered: the connection failed.
+        _ if error.source.is_some() => error,
         Kind::Denied => {
             error.hint("sentinels have credentials of their own: sentinel_user, sentinel_password_file, DLOCK_SENTINEL_PASSWORD")
         }

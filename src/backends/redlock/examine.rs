@@ -127,9 +127,6 @@ impl Redlock {
             .iter()
             .filter(|node| node.tls.is_none())
             .collect();
-        if open.is_empty() {
-            return transport::verified();
-        }
         let hosts: Vec<&str> = open
             .iter()
             .filter_map(|node| match &node.server {
@@ -138,7 +135,8 @@ impl Redlock {
             })
             .collect();
         let has_password = open.iter().any(|node| node.password.is_some());
-        transport::in_clear(
+        transport::finding(
+            open.is_empty(),
             hosts,
             has_password,
             "a URL that begins with redlocks, and tls-port on the servers",

@@ -15,7 +15,10 @@ use tokio::sync::Mutex;
 
 use super::{options, script};
 use crate::{
-    backends::redis::{RedisOptions, connection::RedisConnection, failure, script::Script},
+    backends::{
+        net,
+        redis::{RedisOptions, connection::RedisConnection, failure, script::Script},
+    },
     lock::Result,
 };
 
@@ -187,10 +190,7 @@ impl NodeConnection {
     /// replies.
     async fn ask(&mut self, packed: &[u8], count: usize) -> Result<Vec<Value>> {
         self.sound = false;
-        self.connection
-            .send(packed)
-            .await
-            .map_err(failure::broken)?;
+        self.connection.send(packed).await.map_err(net::broken)?;
         self.sound = true;
         self.owed += count;
         let mut replies = Vec::with_capacity(count);

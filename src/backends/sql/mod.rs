@@ -40,7 +40,7 @@
 
 mod client;
 mod fields;
-pub(super) mod loopback;
+mod loopback;
 mod names;
 mod options;
 mod record;
@@ -50,11 +50,12 @@ mod session_store;
 mod sessions;
 mod sharing;
 mod starts;
-pub mod tls;
+mod tls;
 
 pub(super) use self::{
     client::{Client, HasClient, Session, SqlDatabase},
     fields::{Fields, Row, as_fence, fence_int, foreign_holder, json},
+    loopback::Loopback,
     options::{PARAMETERS, layout, sql_mode},
     session_store::{Begun, Over, SessionLock, SessionReads, SessionStore, Tries},
     sessions::{SessionLocks, pause},

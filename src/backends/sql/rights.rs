@@ -13,9 +13,9 @@ pub fn tls(options: &SqlOptions, fix: &str) -> Finding {
         SqlServer::Tcp { host, .. } => Some(host.as_str()),
     };
     match (options.tls, host.filter(|_| !options.server.is_local())) {
-        (TlsMode::VerifyFull, _) => transport::verified(),
-        (_, None) | (TlsMode::Disable, Some(_)) => {
-            transport::in_clear(host, options.password.is_some(), fix)
+        (TlsMode::VerifyFull | TlsMode::Disable, _) | (_, None) => {
+            let verified = options.tls == TlsMode::VerifyFull;
+            transport::finding(verified, host, options.password.is_some(), fix)
         }
         (TlsMode::VerifyCa, Some(host)) => Finding::warn(
             transport::CHECK.id,

@@ -18,11 +18,11 @@ impl TairStore {
     fn tls(&self) -> Finding {
         let server = &self.options.server;
         let hosts = match &server.server {
-            _ if server.tls.is_some() => return transport::verified(),
             redis::RedisServer::Tcp { host, .. } => Some(host.as_str()),
             _ => None,
         };
-        transport::in_clear(
+        transport::finding(
+            server.tls.is_some(),
             hosts,
             server.password.is_some(),
             "a URL that begins with tairs, and TLS on the server",

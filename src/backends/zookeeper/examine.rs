@@ -3,20 +3,18 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
-    net::TcpStream,
-};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{
     ZooKeeper, ZooKeeperOptions, failure,
     hold::ZkHold,
     names::{folder, meta_folder},
+    options::TLS,
     session::{LONGEST, Purpose, ZkSession},
     wire::{NodeKind, Reply, WireRequest},
 };
 use crate::{
-    backends::net::{self, tls, transport},
+    backends::net::{self, Stream, transport},
     lock::{
         self, Admin, Check, Error, Finding, Grants, PASSWORD, Progress, Result, Role, ServerTime,
         Ttl, check,
@@ -75,16 +73,12 @@ impl ZooKeeper {
                 .and_then(|reply| clients(&reply)),
         );
         let options = self.options();
-        found.push(if options.tls.is_some() {
-            transport::verified()
-        } else {
-            let hosts = options.hosts.iter().map(|(host, _)| host.as_str());
-            transport::in_clear(
-                hosts,
-                options.login.is_some(),
-                "a URL that begins with zookeepers, and secureClientPort on the servers",
-            )
-        });
+        found.push(transport::finding(
+            options.tls.is_some(),
+            options.hosts.iter().map(|(host, _)| host.as_str()),
+            options.login.is_some(),
+            "a URL that begins with zookeepers, and secureClientPort on the servers",
+        ));
         Ok(found)
     }
 
@@ -93,8 +87,8 @@ impl ZooKeeper {
         let options = self.options();
         let mut failed = None;
         for (host, port) in &options.hosts {
-            match net::dial(host, *port).await {
-                Ok(tcp) => return ask_four_letters(word, options.tls.as_ref(), host, tcp).await,
+            match net::open(host, *port, options.tls.as_ref(), &TLS).await {
+                Ok(stream) => return ask_four_letters(word, stream).await,
                 Err(error) => failed = Some(error),
             }
         }
@@ -130,24 +124,7 @@ impl ZooKeeper {
     }
 }
 
-async fn ask_four_letters(
-    word: &[u8; 4],
-    tls: Option<&tls::Tls>,
-    host: &str,
-    tcp: TcpStream,
-) -> Result<String> {
-    match tls {
-        None => four_letters(word, tcp).await,
-        Some(wanted) => {
-            four_letters(word, tls::wrap(wanted, host, tcp, "zookeeper://").await?).await
-        }
-    }
-}
-
-async fn four_letters(
-    word: &[u8; 4],
-    mut stream: impl AsyncRead + AsyncWrite + Unpin,
-) -> Result<String> {
+async fn ask_four_letters(word: &[u8; 4], mut stream: Stream) -> Result<String> {
     let failed = |error| {
         Error::new(
             crate::lock::Kind::Unavailable,

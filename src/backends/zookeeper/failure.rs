@@ -1,6 +1,7 @@
 //! Converts errors of ZooKeeper, the network and TLS to the one error type.
 
 use super::wire::{Code, Reply, WireReply};
+pub(super) use crate::backends::net::broken;
 use crate::lock::{Effect, Error, Kind, Origin};
 
 /// Why a request failed, with the cases that callers distinguish.
@@ -94,13 +95,6 @@ pub(super) fn login_refused() -> Error {
 pub(super) fn unreachable(error: zookeeper_client::Error) -> Error {
     Error::new(Kind::Unavailable, "none of the servers lets dlock in")
         .hint("are they running, has the ensemble a majority, and does it allow so many connections (maxClientCnxns)?")
-        .source(error)
-}
-
-/// Returns the error for a connection that broke during a request, which may have been applied.
-pub(super) fn broken(error: zookeeper_client::Error) -> Error {
-    Error::new(Kind::Unavailable, "the connection to the server broke")
-        .effect(Effect::Unknown)
         .source(error)
 }
 

@@ -1,9 +1,14 @@
 //! The options of a connection, already decoded: nothing here parses a URL or opens a connection.
 
 use crate::{
-    backends::net::{secret::Secret, tls::Tls},
+    backends::net::{
+        secret::Secret,
+        tls::{Tls, TlsWords},
+    },
     lock::{Error, Kind, Namespace, Result},
 };
+
+pub(super) static TLS: TlsWords = TlsWords::of_scheme("zookeeper://");
 
 /// The servers of a ZooKeeper ensemble, and how to connect to them.
 #[derive(Clone, Debug)]

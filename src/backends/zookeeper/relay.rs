@@ -27,15 +27,19 @@ use std::{
 };
 
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, copy, sink, split},
+    io::{AsyncRead, AsyncWriteExt as _, copy, sink, split},
     net::{TcpListener, TcpStream},
     sync::Notify,
     task::{JoinHandle, JoinSet},
 };
 
-use super::options::ZooKeeperOptions;
+use super::options::{TLS, ZooKeeperOptions};
 use crate::{
-    backends::net::{dial, leave, longest::MESSAGE, tls},
+    backends::net::{
+        self, Stream, leave,
+        longest::MESSAGE,
+        pump::{Frames, pass_answers, whole_frame},
+    },
     lock::{Error, Kind, Result, StoreSession, random},
 };
 
@@ -253,16 +257,8 @@ impl RelayShared {
     /// Connects to one server and sends the greeting.
     async fn greet_one(&self, nth: usize, hello: &[u8]) -> std::result::Result<Greeted, Ungreeted> {
         let (host, port) = &self.options.hosts[nth];
-        let tcp = dial(host, *port).await.map_err(Ungreeted::Error)?;
-        let _ = tcp.set_nodelay(true);
-        let mut server: ServerStream = match &self.options.tls {
-            None => Box::new(tcp),
-            Some(tls) => Box::new(
-                tls::wrap(tls, host, tcp, "zookeeper://")
-                    .await
-                    .map_err(Ungreeted::Error)?,
-            ),
-        };
+        let server = net::open(host, *port, self.options.tls.as_ref(), &TLS).await;
+        let mut server = server.map_err(Ungreeted::Error)?;
         let greeting = async {
             server.write_all(hello).await?;
             server.flush().await?;
@@ -275,19 +271,24 @@ impl RelayShared {
         })
     }
 
-    async fn pass_on(
-        &self,
-        client: &mut TcpStream,
-        server: impl AsyncRead + AsyncWrite,
-        host: usize,
-    ) {
+    async fn pass_on(&self, client: &mut TcpStream, server: Stream, host: usize) {
         let (mut from_client, mut to_client) = client.split();
         let (mut from_server, mut to_server) = split(server);
         let ending = || self.ending.load(Ordering::Relaxed);
         {
             let up = copy(&mut from_client, &mut to_server);
             let down = async {
-                let _ = pass_frames(&mut from_server, &mut to_client).await;
+                let mut frames = Frames::default();
+                let look = |mut bytes: &[u8], out: &mut Vec<u8>| {
+                    out.extend_from_slice(bytes);
+                    while frames.next(&mut bytes, length).is_some() {
+                        if frames.left() > MESSAGE {
+                            return false;
+                        }
+                    }
+                    true
+                };
+                let _ = pass_answers(&mut from_server, &mut to_client, look).await;
                 let _ = to_client.shutdown().await;
             };
             tokio::pin!(up);
@@ -322,14 +323,8 @@ impl RelayShared {
     }
 }
 
-/// The connection to a server.
-type ServerStream = Box<dyn ByteStream>;
-
 /// A server's answer to the greeting, the connection, and the number of the host.
-type Greeted = (Vec<u8>, ServerStream, usize);
-
-trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
+type Greeted = (Vec<u8>, Stream, usize);
 
 /// Why a server did not answer the greeting.
 enum Ungreeted {
@@ -380,36 +375,13 @@ fn session_in(frame: &[u8], at: usize) -> Option<StoreSession> {
     (length == 16).then_some(StoreSession { id, password })
 }
 
-/// Passes the servers' frames on, until one is so long that the client library must not store it.
-async fn pass_frames(
-    from: &mut (impl AsyncRead + Unpin),
-    to: &mut (impl AsyncWrite + Unpin),
-) -> io::Result<()> {
-    loop {
-        let mut begin = [0; 4];
-        from.read_exact(&mut begin).await?;
-        let length = u32::from_be_bytes(begin);
-        if length as usize > MESSAGE {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        to.write_all(&begin).await?;
-        if copy(&mut from.take(length.into()), to).await? < length.into() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-    }
-}
-
 /// Reads a whole frame, with its length before it. Greetings are short.
 async fn frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
-    let mut frame = vec![0; 4];
-    from.read_exact(&mut frame).await?;
-    let length = u32::from_be_bytes([frame[0], frame[1], frame[2], frame[3]]);
-    if length > 1024 {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    frame.resize(4 + length as usize, 0);
-    from.read_exact(&mut frame[4..]).await?;
-    Ok(frame)
+    whole_frame(from, length, 1024).await
+}
+
+fn length(header: [u8; 4]) -> usize {
+    u32::from_be_bytes(header) as usize
 }
 
 #[cfg(test)]

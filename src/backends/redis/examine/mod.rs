@@ -120,7 +120,6 @@ impl Redis {
 /// Checks the encryption of the connections to the servers.
 fn tls(options: &options::RedisOptions) -> Finding {
     let hosts: Vec<&str> = match &options.server {
-        _ if options.tls.is_some() => return transport::verified(),
         options::RedisServer::Unix(_) => Vec::new(),
         options::RedisServer::Tcp { host, .. } => vec![host],
         options::RedisServer::Sentinel(sentinel) => sentinel
@@ -132,7 +131,8 @@ fn tls(options: &options::RedisOptions) -> Finding {
             seeds.iter().map(|address| address.host.as_str()).collect()
         }
     };
-    transport::in_clear(
+    transport::finding(
+        options.tls.is_some(),
         hosts,
         options.password.is_some(),
         "a URL that begins with rediss, and tls-port on the servers",
