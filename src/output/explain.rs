@@ -164,7 +164,7 @@ pub fn view(explained: &Explained<'_>, style: TableStyle) -> String {
     }
     if !usual.is_empty() {
         let all = if rows.is_empty() { "all" } else { "all other" };
-        text += &format!("{all} settings are at their defaults; --all shows them\n");
+        text.extend([all, " settings are at their defaults; --all shows them\n"]);
     }
     text
 }

@@ -10,6 +10,8 @@
 
 mod inspect;
 mod step;
+#[cfg(test)]
+pub(super) mod tests;
 
 use std::time::Duration;
 
@@ -97,9 +99,12 @@ pub trait Store: Admin {
     }
 
     /// Removes a waiter that is stored separately. Returns false if it can only be in the document.
-    async fn remove_waiter(&mut self, request: &Request) -> Result<bool>;
+    async fn remove_waiter(&mut self, _request: &Request) -> Result<bool> {
+        Ok(false)
+    }
 
-    /// Reads every lock of the namespace whose key starts with `start`, and which may be held.
+    /// Reads every lock of the namespace whose key starts with `start`, and which may be held;
+    /// without [probes](Key::is_probe).
     async fn scan(
         &mut self,
         start: &str,
@@ -112,10 +117,11 @@ pub trait Store: Admin {
     /// Returns the name under which a lock is stored.
     fn stored_as(&self, key: &Key) -> Result<String>;
 
-    /// Reads the log: ended holds and skips.
+    /// Reads the log: ended holds and skips, in any order, with entries twice if need be. It keeps
+    /// [`REMEMBERED`](crate::lock::REMEMBERED) holds, and as many that ended badly.
     async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)>;
 
-    /// Appends to the log.
+    /// Appends to the log. An entry that replaces another one is added beside it.
     async fn append(&mut self, key: &Key, note: &Note) -> Result<()>;
 
     /// See [`Backend::notices`].
@@ -141,7 +147,8 @@ pub enum ReadFor<'a> {
     Change,
     /// Claiming a warning.
     Warn,
-    /// Looking at the lock, with its queue and all records for its history.
+    /// Looking at the lock, with its queue and all records for its history. Creates nothing, and
+    /// needs no right to write.
     Look,
 }
 
@@ -151,13 +158,14 @@ pub struct Snapshot<V> {
     pub document: Document,
     /// The store's time in µs.
     pub now_us: u64,
-    /// The last fence of the lock.
+    /// The last fence of the lock, which the store keeps even if the document is gone.
     pub fence: Option<Fence>,
     /// The hold outside of the document, if there is one.
     pub outside: Option<Outside>,
     /// The base of a grant.
     pub base: Base,
-    /// Whether the document has no queue, since no rule concerns any waiter.
+    /// Whether the document has no queue, since no rule concerns any waiter. False in stores that
+    /// always keep the whole document.
     pub apart: bool,
     /// The version: whether all this is unchanged.
     pub version: V,
@@ -190,9 +198,9 @@ pub struct Outside {
 pub struct Change<'a> {
     /// The new document; its outbox is in `ended`.
     pub document: &'a Document,
-    /// The fence of a fresh grant.
+    /// The fence of a fresh grant, for the store to keep; `None` leaves the last one.
     pub granted: Option<Fence>,
-    /// Holds that are over, for the log.
+    /// Holds that are over, for the log: in the same write, or before it.
     pub ended: Vec<HistoryEntry>,
     /// The waiters to wake.
     pub wake: Vec<WakeUp>,

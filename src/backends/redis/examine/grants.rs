@@ -149,8 +149,7 @@ impl<'a> Needs<'a> {
             );
             let theirs = "+sentinel|get-master-addr-by-name +sentinel|masters +sentinel|master +sentinel|ckquorum";
             notes.push(format!(
-                "where sentinels have users, theirs needs no keys: ACL SETUSER {} reset resetchannels on >{PASSWORD} {theirs}",
-                user
+                "where sentinels have users, theirs needs no keys: ACL SETUSER {user} reset resetchannels on >{PASSWORD} {theirs}"
             ));
         }
         if self.cluster {

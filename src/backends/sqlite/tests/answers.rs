@@ -361,3 +361,12 @@ async fn gc_removes_unused_locks_and_keeps_run_records() {
         "fences are never below the time"
     );
 }
+
+#[tokio::test]
+async fn a_reading_is_swapped_once() {
+    use crate::backends::cas::tests::a_reading_is_swapped_once;
+    let (_keep, path) = place();
+    let (mut a, asked) = (backend(&path), request("job"));
+    let held = granted(&mut a, &asked).await;
+    a_reading_is_swapped_once(&mut a.0, &asked.key, held.fence).await;
+}
