@@ -1,18 +1,21 @@
 //! `dlock list`: every held lock.
 
-use std::{cmp::Reverse, future::pending, io::IsTerminal as _, time::Duration};
+mod reading;
+
+use std::{future::pending, io::IsTerminal as _, time::Duration};
 
 use clap::builder::PossibleValuesParser;
+
+use self::reading::{Found, read_locks};
 
 use super::{
     Context, interrupted,
     overview::{self, Choice, ChoiceArgs, KnownKey},
-    similar,
 };
 use crate::{
     exit,
-    lease::{BootClock, Clock as _, ask, ask_long},
-    lock::{Backend, Error, Kind, LockState, Progress, Result, Rule, Which},
+    lease::{BootClock, Clock as _},
+    lock::{Backend, Error, Kind, Result},
     output::{self, LockView, Now, json, list, overview::Summary},
     supervise::{Signal, Signals, reraise, stop_self},
 };
@@ -283,145 +286,4 @@ fn once(
         out.data(&list::view(locks, &Now::read(), out.table_style())),
         exit::OK,
     )
-}
-
-/// What a query found.
-struct Found {
-    /// The locks to show, sorted.
-    locks: Vec<LockView>,
-    /// The number of locks that could not be checked.
-    unknown: usize,
-    /// The text and the hint if the host of the filter holds no lock.
-    no_such_host: Option<(String, String)>,
-}
-
-/// Reads the locks to show.
-async fn read_locks(
-    settings: &ListSettings,
-    backend: &mut dyn Backend,
-    context: &Context,
-) -> Result<Found> {
-    let question =
-        async |b: &mut dyn Backend, progress: &Progress| b.list(&settings.start, progress).await;
-    let locks = ask_long(
-        backend,
-        &BootClock,
-        context.limits(),
-        ("list", None),
-        question,
-    )
-    .await?;
-    let no_such_host = settings
-        .choice
-        .host
-        .as_deref()
-        .map(|host| similar::no_hold_of(host, &locks));
-    let mut locks: Vec<LockView> = locks
-        .into_iter()
-        .map(|state| LockState::in_order(state).into())
-        .collect();
-    locks.retain(|lock| {
-        lock.state
-            .holders
-            .iter()
-            .any(|holder| settings.choice.matches_holder(holder.metadata.as_ref()))
-    });
-    if settings.choice == Choice::default() {
-        locks.extend(denied(settings, backend, context, &locks).await?);
-    }
-    let held = |lock: &LockView| {
-        lock.state
-            .holders
-            .iter()
-            .filter_map(|holder| holder.held_for)
-            .max()
-    };
-    let mut unknown = 0;
-    if let Some(least) = settings.held_longer_than {
-        locks.retain(|lock| {
-            unknown += usize::from(lock.denial.is_none() && held(lock).is_none());
-            held(lock).is_some_and(|held| held > least)
-        });
-    }
-    match settings.order {
-        SortBy::Key => locks.sort_by(|a, b| a.state.key.cmp(&b.state.key)),
-        SortBy::Since => locks.sort_by_key(|lock| Reverse(held(lock))),
-        SortBy::Expires => {
-            let ends = |lock: &LockView| {
-                lock.state
-                    .holders
-                    .iter()
-                    .filter_map(|holder| holder.expires_in)
-                    .min()
-            };
-            let again = |lock: &LockView| lock.denial.as_ref().and_then(|denial| denial.again_in);
-            locks.sort_by_key(|lock| ends(lock).or(again(lock)).unwrap_or(Duration::MAX));
-        }
-        SortBy::Wait => locks.sort_by_key(|lock| Reverse(lock.state.waiters.len())),
-    }
-    Ok(Found {
-        locks,
-        unknown,
-        no_such_host,
-    })
-}
-
-/// Returns the free locks that an earlier run denies to every host; `held` is sorted by key.
-async fn denied(
-    settings: &ListSettings,
-    backend: &mut dyn Backend,
-    context: &Context,
-    held: &[LockView],
-) -> Result<Vec<LockView>> {
-    if !backend.identity().capabilities.run_policy {
-        return Ok(Vec::new());
-    }
-    let question = async |b: &mut dyn Backend, progress: &Progress| {
-        b.known(&settings.start, Which::Kept, progress).await
-    };
-    let keys = ask_long(
-        backend,
-        &BootClock,
-        context.limits(),
-        ("list", None),
-        question,
-    )
-    .await?;
-    let keys: Vec<_> = keys
-        .into_iter()
-        .filter(|key| {
-            held.binary_search_by(|lock| lock.state.key.cmp(key))
-                .is_err()
-        })
-        .collect();
-    let denied = overview::ask_each(backend, keys, context, async |backend, key| {
-        let about = ("list", Some(key));
-        let record = ask(
-            backend,
-            &BootClock,
-            context.limits(),
-            about,
-            async |b: &mut dyn Backend| b.history(key).await,
-        )
-        .await?
-        .record;
-        // A skew guard lasts only seconds, and doesn't affect its own host.
-        if !record
-            .current_denial(Now::read().unix_ms())
-            .is_some_and(|denial| matches!(denial.rule, Rule::AtLeast(_)))
-        {
-            return Ok(None);
-        }
-        let state = ask(
-            backend,
-            &BootClock,
-            context.limits(),
-            about,
-            async |b: &mut dyn Backend| b.inspect(key).await,
-        )
-        .await?;
-        Ok(Some(LockView::with_record(state, record, &Now::read()))
-            .filter(|lock| lock.denial.is_some()))
-    });
-    Ok(denied.await?.into_iter().flatten().collect())
 }

@@ -110,9 +110,8 @@ impl Redis {
         Ok(states.into_values().collect())
     }
 
-    /// Returns the keys that begin with `start` and may be locks: hashes, and the strings of other
-    /// libraries. Without a namespace, strings may be anything. A set, since a scan may return a key
-    /// twice.
+    /// Returns the keys that begin with `start` and may be locks: hashes, and in a namespace strings,
+    /// as other libraries have them. A set, since a scan may return a key twice.
     async fn scan(
         &self,
         conn: &mut ServerConnection,

@@ -132,7 +132,7 @@ async fn a_listing_has_only_the_locks_of_the_namespace() {
     let mut all: Vec<_> = names
         .iter()
         .map(ToString::to_string)
-        .chain(["redisson".to_owned()])
+        .chain(["redisson", "string"].map(ToOwned::to_owned))
         .collect();
     all.sort();
     assert_eq!(listed(a.list("", &Progress::default()).await.unwrap()), all);
