@@ -65,8 +65,9 @@ fn no_update_is_lost(backend: &str) {
     let (folder, key) = (support::folder(), unique("counter"));
     let _sweep = Sweep(key.clone());
     fs::write(folder.path().join("counter"), "0\n").expect("the counter");
-    // Each process asks for the lock again at once, so that all of them always contend.
-    let again = r#"for round in $(seq "$3"); do "$0" run -k "$1" -w 100 -- sh -c "$4" count "$2" || exit; done"#;
+    // Each process asks for the lock again at once, so that all of them always contend. -q: a wait
+    // is told in a log.
+    let again = r#"for round in $(seq "$3"); do "$0" run -q -k "$1" -w 100 -- sh -c "$4" count "$2" || exit; done"#;
     let waiters: Vec<Process> = (0..PROCESSES)
         .map(|_| {
             let mut command = support::process::command("sh");
