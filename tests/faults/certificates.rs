@@ -173,7 +173,7 @@ fn a_refused_certificate_is_explained_on_every_store() {
     ];
     let (here, pg1) = (&["127.0.0.1"][..], &["pg1"][..]);
     let is = "the server's certificate";
-    let by_nobody = "no authority that is trusted here has signed the server's certificate";
+    let unknown_issuer = "no authority that is trusted here has signed the server's certificate";
     let cases = [
         (
             here,
@@ -205,7 +205,7 @@ fn a_refused_certificate_is_explained_on_every_store() {
             true,
             format!("{is} is for pg1, not 127.0.0.1"),
         ),
-        (here, Flaw::None, false, by_nobody.into()),
+        (here, Flaw::None, false, unknown_issuer.into()),
     ];
     for (names, flaw, named, expected) in cases {
         let folder = support::folder();
@@ -224,7 +224,7 @@ fn a_refused_certificate_is_explained_on_every_store() {
             assert_eq!(ended.code(), 78, "{about}");
             assert!(ended.stderr.contains(&expected), "{about}");
             assert!(ended.stderr.contains(only_encrypts), "{about}");
-            let helps = expected == by_nobody || flaw == Flaw::SelfSigned;
+            let helps = expected == unknown_issuer || flaw == Flaw::SelfSigned;
             assert_eq!(ended.stderr.contains(trusts), helps, "{about}");
         }
     }

@@ -229,11 +229,18 @@ fn a_stream_of_readers_does_not_starve_a_writer(store: &dyn Store) {
 fn fair_waiters_are_served_in_order(store: &dyn Store) {
     let world = World::new(store.url());
     let (go, order) = (world.path("go"), world.path("order"));
-    let first = world.start(
+    let mut first = world.start(
         &[],
         &format!("while [ ! -e {} ]; do sleep 0.05; done", shell(&go)),
     );
-    must("the lock is held", LIMIT, || holders(&world) == 1);
+    must("the lock is held, or the run has ended", LIMIT, || {
+        holders(&world) == 1 || first.has_ended()
+    });
+    assert!(
+        !first.has_ended(),
+        "the first run ended: {:?}",
+        first.wait(LIMIT)
+    );
     let queue: Vec<_> = (0..4)
         .map(|number| {
             let one = world.start(

@@ -67,7 +67,7 @@ pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
             .and_then(|metadata| metadata.host.as_ref())
             == Some(&settings.host)
     };
-    let nobody = similar::no_hold_of(&settings.host, &states);
+    let no_hold = similar::no_hold_of(&settings.host, &states);
     let mut holds: Vec<(Key, Holder, Fence)> = Vec::new();
     for state in states {
         let ours = state.holders.into_iter().filter(of_host);
@@ -76,9 +76,9 @@ pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
                 .map(|(key, fence, holder)| (key, holder, fence)),
         );
     }
-    let nobody = Some(nobody).filter(|_| holds.is_empty());
+    let no_hold = Some(no_hold).filter(|_| holds.is_empty());
     let store = backend.identity().url;
-    match nobody {
+    match no_hold {
         _ if out.is_json() => {}
         Some((text, hint)) => out.warn_with_hint(&text, &hint),
         None => show(&host, &holds, out),
