@@ -52,6 +52,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "inspect" -d 'Show the h
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "names" -d 'Show under which name other lock libraries share a lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "list" -d 'Show every held lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show the runs of a lock, and how each ended'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "report" -d 'Write a page of all jobs for a browser'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "break" -d 'Ask the holder of a lock to stop and give up'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "explain" -d 'Show what a run would do now, and where its settings come from'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "forget" -d 'Remove the run records of a key, so that its next run is not refused'
@@ -118,7 +119,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Pri
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long it is held unless renewed or released' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l while-pid -d 'Keep it while PID lives; TERM to it on loss' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The name of one of several locks, which are had all or none' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The name of one of several locks: all are taken, or none' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wait up to D for the lock: 30s, 5m, forever' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l permits -d 'Be one of at most N holders (= --limit)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l conflict-exit-code -d 'The exit status when the lock is busy [75]' -r
@@ -208,7 +209,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -l json -d 'Print o
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help; --help: all options'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s k -l key -d 'The name of one of several locks, which are had all or none' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s k -l key -d 'The name of one of several locks: all are taken, or none' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s w -l wait -d 'Wait up to D for the lock: 30s, 5m, forever' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l permits -d 'Be one of at most N holders (= --limit)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s E -l conflict-exit-code -d 'The exit status when the lock is busy [75]' -r
@@ -324,6 +325,24 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print o
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help; --help: all options'
+complete -c dlock -n "__fish_dlock_using_subcommand report" -l to -d 'Replace this file in one step, instead of printing the page' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand report" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand report" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand report" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand report" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand report" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand report" -l namespace -d 'The prefix of every key in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand report" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand report" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand report" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand report" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand report" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand report" -s v -l verbose -d 'Print the causes of an error'
+complete -c dlock -n "__fish_dlock_using_subcommand report" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l fence -d 'Break only this hold; the last 4 digits are enough' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l reason -d 'The reason, for the history and the holder' -r

@@ -7,7 +7,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, builder::PossibleValuesParser};
 
 use crate::commands::{
     acquire, breaking, completions, doctor, explain, forget, gc, history, hold, init, inspect,
-    list, man, names, release, renew, run, verify,
+    list, man, names, release, renew, report, run, verify,
 };
 
 /// Take a lock on the store you already run, and run a command under it.
@@ -20,7 +20,7 @@ use crate::commands::{
     disable_help_subcommand = true,
     help_template = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}",
     subcommand_help_heading = "Commands",
-    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock help COMMAND; dlock --help; verify, explain, forget, names, init, gc"
+    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock help COMMAND; verify, explain, report, forget, names, init, gc"
 )]
 pub struct Cli {
     /// The flags of all commands.
@@ -108,6 +108,9 @@ pub enum Command {
     List(list::Args),
     /// Show the runs of a lock, and how each ended
     History(history::Args),
+    /// Write a page of all jobs for a browser
+    #[command(hide = true)]
+    Report(report::Args),
     /// Ask the holder of a lock to stop and give up
     Break(breaking::Args),
     /// Show what a run would do now, and where its settings come from

@@ -18,7 +18,7 @@ use super::{
     taking::wanted,
     views::{
         break_host_settings, break_settings, doctor_settings, history_settings, is_offline,
-        list_settings,
+        list_settings, report_settings,
     },
 };
 use crate::{
@@ -314,20 +314,9 @@ fn work(
         Command::Inspect(_) => Work::Inspect(inspect::InspectSettings { key: key()? }),
         Command::Names(_) => Work::Names(names::NamesSettings { key: key()? }),
         Command::List(args) => Work::List(list_settings(args, globals.host.clone())?),
+        Command::Report(args) => Work::Report(report_settings(args)),
         Command::Init(args) => Work::Init(init::InitSettings { print: args.print }),
-        Command::Gc(args) => {
-            // Only the flag counts: no configuration may choose what is removed.
-            let Some(setting) = args.older_than.map(|text| Setting {
-                text,
-                origin: Origin::Flag("--older-than"),
-            }) else {
-                return Err(Error::new(Kind::Usage, "gc needs --older-than")
-                    .hint("--older-than 90d removes what was not used for 90 days"));
-            };
-            Work::Gc(gc::GcSettings {
-                older_than: setting.duration("an age is 0 or more")?,
-            })
-        }
+        Command::Gc(args) => Work::Gc(gc_settings(args.older_than)?),
         Command::Hold(args) => {
             let ttl = layers
                 .get("ttl", args.ttl.as_deref())?
@@ -347,6 +336,20 @@ fn work(
         | Command::Explain(_) => {
             return Err(Error::new(Kind::Internal, "this command needs no store"));
         }
+    })
+}
+
+fn gc_settings(older_than: Option<String>) -> Result<gc::GcSettings> {
+    // Only the flag counts: no configuration may choose what is removed.
+    let Some(setting) = older_than.map(|text| Setting {
+        text,
+        origin: Origin::Flag("--older-than"),
+    }) else {
+        return Err(Error::new(Kind::Usage, "gc needs --older-than")
+            .hint("--older-than 90d removes what was not used for 90 days"));
+    };
+    Ok(gc::GcSettings {
+        older_than: setting.duration("an age is 0 or more")?,
     })
 }
 

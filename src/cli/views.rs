@@ -12,6 +12,7 @@ use crate::{
     commands::{
         Context, breaking, doctor, history, list,
         overview::{Choice, ChoiceArgs},
+        report,
     },
     lock::{Error, Key, Kind, Result, Role},
 };
@@ -121,6 +122,14 @@ pub(super) fn history_settings(
         timeline: args.timeline,
         choice: choice(args.choice, host)?,
     })
+}
+
+/// Returns the settings of `report`.
+pub(super) fn report_settings(args: report::Args) -> report::ReportSettings {
+    report::ReportSettings {
+        start: args.start.unwrap_or_default(),
+        to: args.to,
+    }
 }
 
 /// Returns the filter for runs. These commands take no lock, so `--host` filters instead of naming

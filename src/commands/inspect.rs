@@ -4,8 +4,8 @@ use super::{Context, KeyArg, breaking::listens, similar};
 use crate::{
     exit,
     lease::{BootClock, ask},
-    lock::{Backend, Key, LockState, Result, RunRecord},
-    output::{LockView, Now, fence as fence_of, inspect, json, shell},
+    lock::{Backend, History, Key, LockState, Result, RunRecord},
+    output::{LockView, Now, fence as fence_of, history, inspect, json, shell, usual::EarlierRuns},
 };
 
 /// The arguments of `dlock inspect`.
@@ -43,20 +43,23 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     )
     .await?
     .in_order();
-    let record = record(&mut *backend, &state, context).await?;
+    let past = past(&mut *backend, &settings.key, context).await?;
     context.tell(&mut *backend);
     let out = &context.out;
     let now = Now::read();
-    let lock = LockView::with_record(state, record, &now);
+    let earlier = EarlierRuns::of(&history::runs(&state, past.past, &now));
+    let lock = LockView::with_record(state, past.record, &now);
     let written = if out.is_json() {
         out.json(&json::InspectReport::new(
             &lock,
+            &earlier,
             &backend.identity().url,
             &now,
         ))
     } else {
         out.data(&inspect::view(
             &lock,
+            &earlier,
             context.target.name.as_deref(),
             &backend.identity().url,
             &now,
@@ -95,17 +98,18 @@ pub async fn record(
     state: &LockState,
     context: &Context,
 ) -> Result<RunRecord> {
-    if !state.holders.is_empty() || !backend.identity().capabilities.run_policy {
+    if !state.holders.is_empty() {
         return Ok(RunRecord::default());
     }
-    let question = async |backend: &mut dyn Backend| backend.history(&state.key).await;
-    Ok(ask(
-        backend,
-        &BootClock,
-        context.limits(),
-        ("inspect", Some(&state.key)),
-        question,
-    )
-    .await?
-    .record)
+    Ok(past(backend, &state.key, context).await?.record)
+}
+
+/// Returns the history of a lock; an empty one if the store keeps none.
+async fn past(backend: &mut dyn Backend, key: &Key, context: &Context) -> Result<History> {
+    if !backend.identity().capabilities.history {
+        return Ok(History::default());
+    }
+    let question = async |backend: &mut dyn Backend| backend.history(key).await;
+    let about = ("inspect", Some(key));
+    ask(backend, &BootClock, context.limits(), about, question).await
 }

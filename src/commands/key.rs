@@ -22,10 +22,10 @@ pub struct KeyArg {
 /// Keys of locks that are taken together: one by position, or any number by flag.
 #[derive(clap::Args, Debug, Default)]
 pub struct KeysArg {
-    /// The lock's name; -k KEY for each of several, had all or none
+    /// The lock's name; -k KEY for each of several: all are taken, or none
     #[arg(value_name = "KEY")]
     pub key: Option<OsString>,
-    /// The name of one of several locks, which are had all or none
+    /// The name of one of several locks: all are taken, or none
     #[arg(
         short = 'k',
         long = "key",

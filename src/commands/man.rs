@@ -55,6 +55,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("names", include_str!("man/names.md")),
     ("list", include_str!("man/list.md")),
     ("history", include_str!("man/history.md")),
+    ("report", include_str!("man/report.md")),
     ("break", include_str!("man/break.md")),
     ("explain", include_str!("man/explain.md")),
     ("forget", include_str!("man/forget.md")),

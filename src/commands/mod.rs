@@ -24,6 +24,7 @@ pub mod names;
 pub mod overview;
 pub mod release;
 pub mod renew;
+pub mod report;
 pub mod run;
 mod similar;
 mod take;
@@ -122,6 +123,8 @@ pub enum Work {
     List(list::ListSettings),
     /// `dlock history`
     History(history::HistorySettings),
+    /// `dlock report`
+    Report(report::ReportSettings),
     /// `dlock break`
     Break(breaking::BreakSettings),
     /// `dlock break --host`
@@ -156,6 +159,7 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
         Work::Names(settings) => names::run(&settings, context),
         Work::List(settings) => watched(context, list::run(settings, context)),
         Work::History(settings) => watched(context, history::run(settings, context)),
+        Work::Report(settings) => watched(context, report::run(settings, context)),
         Work::Break(settings) => watched(context, breaking::run(settings, context)),
         Work::BreakHost(settings) => watched(context, breaking::host::run(settings, context)),
         Work::Explain(settings) => watched(context, explain::run(*settings, context)),

@@ -1,9 +1,11 @@
 //! The text of `dlock inspect`.
 
+mod free;
+
 use std::time::Duration;
 
-use super::{LockView, Now, TableStyle, age, columns::width, history, holders, lock_view};
-use crate::lock::{Holder, LastRun, Mode, NodeView};
+use super::{LockView, Now, TableStyle, age, holders, usual::EarlierRuns};
+use crate::lock::{Holder, Mode, NodeView};
 
 /// Most waiters shown; further ones are only counted.
 const WAITERS: usize = 10;
@@ -13,6 +15,7 @@ const HOLDERS: usize = 10;
 /// Returns the text about one lock, in at most 80 columns unless its names are longer.
 pub fn view(
     lock: &LockView,
+    earlier: &EarlierRuns,
     name: Option<&str>,
     backend: &str,
     now: &Now,
@@ -27,37 +30,7 @@ pub fn view(
     let stored_as = holders::clean(&state.stored_as, 300);
     let mut lines = Vec::new();
     match state.holders.as_slice() {
-        [] => {
-            if let Some(denial) = &lock.denial {
-                let (free, why) = (
-                    format!("FREE, but {}", lock_view::until(denial, now)),
-                    lock_view::why(denial, now),
-                );
-                let painted = style.paint("33", &free);
-                if style
-                    .width
-                    .is_none_or(|most| width(&format!("{key}   {free}: {why}")) <= most)
-                {
-                    lines.push(format!("{key}   {painted}: {why}"));
-                } else {
-                    lines.extend([format!("{key}   {painted}"), row("why", &why)]);
-                }
-                lines.push(row("store", &store));
-            } else {
-                lines.push(format!("{key}   {}   {store}", style.paint("32", "FREE")));
-            }
-            if let Some(start) = &lock.start {
-                lines.push(row("once", &once(start, now)));
-            }
-            let fence = state.last_fence.map_or_else(
-                || "none yet".into(),
-                |fence| format!("{fence} was the last"),
-            );
-            lines.push(row(
-                "fence",
-                &format!("{fence:<10}  stored as  {stored_as}"),
-            ));
-        }
+        [] => lines.extend(free::lines(lock, (&key, &store, &stored_as), now, style)),
         holders => {
             lines.push(format!(
                 "{key}   {}   {}   {store}",
@@ -71,6 +44,9 @@ pub fn view(
                 lines.push(row("", &format!("and {} more", holders.len() - HOLDERS)));
             }
         }
+    }
+    for (title, text) in earlier.rows(state.holders.is_empty(), now) {
+        lines.push(row(title, &text));
     }
     for (index, waiter) in state.waiters.iter().take(WAITERS).enumerate() {
         let title = if index == 0 { "waiting" } else { "" };
@@ -101,19 +77,6 @@ pub fn view(
         .iter()
         .flat_map(|line| [line.trim_end(), "\n"])
         .collect()
-}
-
-/// Returns the text about the last run of `--once` or `--once-per`.
-fn once(start: &LastRun, now: &Now) -> String {
-    let who = holders::user_at_host(start.metadata.as_ref())
-        .map(|who| format!(" {who}"))
-        .unwrap_or_default();
-    let until = now.moment(start.at_ms.saturating_add(start.window_ms));
-    format!(
-        "began {}{who}: {}; counts until {until}",
-        now.moment(start.at_ms),
-        history::state(start.state)
-    )
 }
 
 /// Returns the mode of the lock and the number of holders.
@@ -352,6 +315,7 @@ mod tests {
         );
         view(
             &LockView::from(state.clone()),
+            &EarlierRuns::default(),
             Some("prod"),
             "rediss://r1:6379",
             &now,
@@ -449,11 +413,18 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
             })
         };
         let text = |rule| {
-            view(&free(rule), None, "local", &now, TableStyle::default())
-                .lines()
-                .next()
-                .unwrap()
-                .to_owned()
+            view(
+                &free(rule),
+                &EarlierRuns::default(),
+                None,
+                "local",
+                &now,
+                TableStyle::default(),
+            )
+            .lines()
+            .next()
+            .unwrap()
+            .to_owned()
         };
         let hour = Duration::from_secs(3600);
         assert_eq!(
@@ -464,7 +435,14 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
             width: Some(50),
             color: false,
         };
-        let narrow = view(&free(Rule::AtLeast(hour)), None, "local", &now, narrow);
+        let narrow = view(
+            &free(Rule::AtLeast(hour)),
+            &EarlierRuns::default(),
+            None,
+            "local",
+            &now,
+            narrow,
+        );
         assert!(
             narrow.starts_with("nightly   FREE, but not before 03:54:01\n  why      at least 1h, began 02:54:01 root@web1\n"),
             "{narrow}"

@@ -10,6 +10,7 @@
 //! `run` prints its object as the last line of stderr, because stdout belongs to the command.
 
 mod explained;
+mod inspected;
 mod keys;
 mod names;
 mod parts;
@@ -29,6 +30,7 @@ pub use self::parts::{
 };
 pub use self::{
     explained::ExplainedReport,
+    inspected::InspectReport,
     keys::{AllRuns, HostBroken, KnownKeys},
     names::NamesReport,
 };
@@ -423,28 +425,6 @@ impl<'a> Failed<'a> {
         Self {
             head: head("error", status),
             error: ErrorReport::new(error),
-        }
-    }
-}
-
-/// `inspect`.
-#[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct InspectReport<'a> {
-    #[serde(flatten)]
-    head: ReportHead,
-    backend: &'a str,
-    #[serde(flatten)]
-    lock: LockReport<'a>,
-}
-
-impl<'a> InspectReport<'a> {
-    /// Reports one lock.
-    pub fn new(lock: &'a LockView, backend: &'a str, now: &Now) -> Self {
-        Self {
-            head: head("ok", exit::OK),
-            backend,
-            lock: LockReport::new(lock, now),
         }
     }
 }

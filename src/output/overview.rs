@@ -7,8 +7,9 @@ use super::{
     columns::{Column, Cut, TableRow, table},
     history::RunOf,
     holders,
+    usual::is_ok,
 };
-use crate::lock::{End, Key};
+use crate::lock::Key;
 
 /// The summary of a key.
 #[derive(Clone, Debug)]
@@ -64,7 +65,7 @@ impl Summary {
                 .is_some_and(|(idle, every)| idle > 2 * every + Duration::from_secs(60)),
             ok_ms: runs
                 .iter()
-                .find(|run| matches!(run.end, Some(End::Exited(0) | End::Released)))
+                .find(|run| is_ok(run))
                 .and_then(|run| run.started_ms),
             runs: runs.len(),
             key,
@@ -173,7 +174,7 @@ mod tests {
     use jiff::tz::TimeZone;
 
     use super::*;
-    use crate::lock::{Metadata, RunOutcome};
+    use crate::lock::{End, Metadata, RunOutcome};
 
     fn now() -> Now {
         Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::UTC)

@@ -5,7 +5,7 @@ use snapbox::{assert_data_eq, file};
 
 use crate::lab::Lab;
 
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "run",
     "acquire",
     "renew",
@@ -16,6 +16,7 @@ const COMMANDS: [&str; 18] = [
     "names",
     "list",
     "history",
+    "report",
     "break",
     "explain",
     "forget",

@@ -1,7 +1,10 @@
 use jiff::tz::TimeZone;
 
 use super::*;
-use crate::lock::{Holder, LockState, Metadata, Mode};
+use crate::{
+    lock::{Holder, LockState, Metadata, Mode},
+    output::usual::EarlierRuns,
+};
 
 #[test]
 fn any_metadata_gives_one_line_of_json() {
@@ -32,7 +35,12 @@ fn any_metadata_gives_one_line_of_json() {
         nodes: vec![],
     };
     let now = Now::at("2026-11-20T02:00:00Z".parse().unwrap(), TimeZone::UTC);
-    let text = line(&InspectReport::new(&LockView::from(state), "local", &now));
+    let text = line(&InspectReport::new(
+        &LockView::from(state),
+        &EarlierRuns::default(),
+        "local",
+        &now,
+    ));
     assert_eq!(text.matches('\n').count(), 1);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(
