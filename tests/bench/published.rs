@@ -95,8 +95,7 @@ fn draw(processes: &Table, handoff: &Table, path: &Path) {
     let (row, top) = (36, 60);
     let y_of = |n: usize| top + row * i32::try_from(n).expect("a few");
     let size = (720, y_of(rows.len()).cast_unsigned() + 30);
-    // Grey text without a background is readable in light and dark themes.
-    let grey = RGBColor(128, 128, 128);
+    let grey = RGBColor(89, 99, 110);
     let (blue, orange) = (RGBColor(47, 129, 247), RGBColor(219, 109, 40));
     // The longest bars are cut, because the others would be too short to compare.
     let most = rows
@@ -113,13 +112,18 @@ fn draw(processes: &Table, handoff: &Table, path: &Path) {
     let bar = |at: (i32, i32), ms: f64, color: RGBColor| {
         #[allow(clippy::cast_possible_truncation, reason = "pixels")]
         let long = (ms.min(most) / most * full) as i32;
-        area.draw(&Rectangle::new(
-            [at, (at.0 + long, at.1 + 12)],
-            color.filled(),
-        ))
-        .expect("a bar");
-        let cut = if ms > most { " …" } else { "" };
-        words(format!("{ms:.1} ms{cut}"), (at.0 + long + 6, at.1), 12);
+        // A bar that does not fit is broken before its end.
+        let parts = if ms > most {
+            vec![(0, long - 30), (long - 24, long - 18), (long - 12, long)]
+        } else {
+            vec![(0, long)]
+        };
+        for (from, to) in parts {
+            let corners = [(at.0 + from, at.1), (at.0 + to, at.1 + 12)];
+            area.draw(&Rectangle::new(corners, color.filled()))
+                .expect("a bar");
+        }
+        words(format!("{ms:.1} ms"), (at.0 + long + 6, at.1), 12);
     };
     words(
         "a command under a lock, in ms (shorter is better)".into(),
@@ -141,4 +145,10 @@ fn draw(processes: &Table, handoff: &Table, path: &Path) {
         bar((left, y + 14), *gap, orange);
     }
     area.present().expect("the picture");
+    drop(area);
+    // The text has no background: its colour follows the reader's theme.
+    let dark = "<style>@media (prefers-color-scheme: dark){text{fill:#9aa4ae}}</style>";
+    let picture = fs::read_to_string(path).expect("the picture");
+    let (start, rest) = picture.split_once('\n').expect("its first line");
+    fs::write(path, format!("{start}\n{dark}\n{rest}")).expect("the picture");
 }

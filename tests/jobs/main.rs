@@ -18,6 +18,7 @@ mod metrics;
 mod outage;
 mod output;
 mod packages;
+mod pages;
 mod pid1;
 mod policies;
 mod readme;
