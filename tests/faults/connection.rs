@@ -25,6 +25,7 @@ use crate::{
         redis::Redis,
         sentinel, stretched,
         switch::Switch,
+        tair::Tair,
     },
 };
 
@@ -51,6 +52,7 @@ macro_rules! on_place {
 // locks, so that another password is another owner. What depends on no server is tried with one of
 // a kind only.
 on_place!(redis: a_planned_failover, a_failover_with_a_cut, a_rotated_password, a_rotated_password_and_a_cut, a_user_shut_out_for_a_while, a_dead_address, a_resolver_that_falls_silent);
+on_place!(tair: a_planned_failover, a_failover_with_a_cut, a_rotated_password, a_rotated_password_and_a_cut, a_user_shut_out_for_a_while, a_dead_address, a_resolver_that_falls_silent);
 on_place!(redlock: a_rotated_password, a_rotated_password_and_a_cut, a_user_shut_out_for_a_while, a_dead_address, a_resolver_that_falls_silent);
 on_place!(postgres: a_planned_failover, a_failover_with_a_cut, a_rotated_password, a_rotated_password_and_a_cut, a_user_shut_out_for_a_while, a_dead_address, a_resolver_that_falls_silent);
 on_place!(mariadb: a_planned_failover, a_failover_with_a_cut, a_rotated_password, a_rotated_password_and_a_cut, a_user_shut_out_for_a_while, a_dead_address, a_resolver_that_falls_silent);
@@ -677,30 +679,48 @@ fn a_command_prints_the_password_of_sentinels() {
 
 /// A try that finds nothing but a replica says so, even where the replica's copy has a hold: it may
 /// be out of date.
-#[test]
-fn a_replica_of_redis_alone() {
-    let (primary, replica) = (Redis::plain(), Redis::plain());
-    replica.command(&["REPLICAOF", "127.0.0.1", &primary.port.to_string()]);
-    let held = dlock::spawn(&primary.url(), &["run", "-k", "held", "--", "sleep", "20"]);
+#[track_caller]
+fn assert_refused_by_a_replica(primary: &str, replica: &str) {
+    let mut held = dlock::spawn(primary, &["run", "-k", "held", "--", "sleep", "20"]);
     must("the replica has the hold", LIMIT, || {
-        replica.int(&["EXISTS", "dlock:held"]) == 1
+        held.has_ended()
+            || dlock::run(replica, &["inspect", "held"])
+                .stdout
+                .contains("HELD")
     });
     for key in ["held", "free"] {
         let tried = dlock::run(
-            &replica.url(),
+            replica,
             &["run", "--backend-timeout", "1s", "-k", key, "--", "true"],
         );
-        assert_eq!(tried.code(), 78, "{}", tried.stderr);
+        assert_eq!(tried.code(), 78, "{key}: {}", tried.stderr);
         assert!(
             tried.stderr.contains("read-only replica"),
             "{}",
             tried.stderr
         );
     }
-    let waited = dlock::run(
-        &replica.url(),
-        &["run", "-w", "2s", "-k", "free", "--", "true"],
-    );
+    let waited = dlock::run(replica, &["run", "-w", "2s", "-k", "free", "--", "true"]);
     assert_eq!(waited.code(), 69, "{}", waited.stderr);
     held.signal(Signal::TERM);
+    held.wait(LIMIT);
+}
+
+#[test]
+fn a_replica_of_redis_alone() {
+    let (primary, replica) = (Redis::plain(), Redis::plain());
+    replica.command(&["REPLICAOF", "127.0.0.1", &primary.port.to_string()]);
+    assert_refused_by_a_replica(&primary.url(), &replica.url());
+}
+
+#[test]
+fn a_replica_of_tair_alone() {
+    let primary = Tair::start();
+    let replica = primary.second();
+    replica.command(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
+    let url = |server: &Tair, mode| format!("tair://127.0.0.1:{}?mode={mode}", server.port());
+    for mode in ["plain", "version"] {
+        assert_refused_by_a_replica(&url(&primary, mode), &url(&replica, mode));
+        primary.command(&["FLUSHALL"]);
+    }
 }

@@ -10,6 +10,7 @@ use crate::support::{
     process::{self, Process},
     redis::Redis,
     redlock::NODES,
+    tair::Tair,
     zookeeper::{self, ZooKeeper},
 };
 
@@ -66,26 +67,93 @@ fn shell(script: &str) {
     run(command);
 }
 
-/// One Redis, and a replica.
-struct OneRedis(Vec<Redis>);
+/// One server that speaks Redis' protocol, and a replica.
+struct OneRedis<S>(Vec<S>);
+
+/// A server of Redis, or of Tair.
+trait Server: Send + Sync {
+    fn port(&self) -> u16;
+
+    fn command(&self, words: &[&str]) -> redis::Value;
+
+    fn keys(&self) -> Vec<(String, i64)>;
+
+    /// Returns the parts of a URL for each kind of lock: before the user, and after the address.
+    fn kinds(&self) -> &'static [(&'static str, &'static str)];
+}
+
+impl Server for Redis {
+    fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn command(&self, words: &[&str]) -> redis::Value {
+        Redis::command(self, words)
+    }
+
+    fn keys(&self) -> Vec<(String, i64)> {
+        Redis::keys(self)
+    }
+
+    fn kinds(&self) -> &'static [(&'static str, &'static str)] {
+        &[("redis", "")]
+    }
+}
+
+impl Server for Tair {
+    fn port(&self) -> u16 {
+        Tair::port(self)
+    }
+
+    fn command(&self, words: &[&str]) -> redis::Value {
+        Tair::command(self, words)
+    }
+
+    fn keys(&self) -> Vec<(String, i64)> {
+        Tair::keys(self)
+    }
+
+    fn kinds(&self) -> &'static [(&'static str, &'static str)] {
+        &[("tair", "?mode=plain"), ("tair", "?mode=version")]
+    }
+}
 
 pub fn redis(test: &str, two: bool) -> Option<Box<dyn Place>> {
     if !support::have(test, &[Redis::PROGRAM]) {
         return None;
     }
-    let place = OneRedis((0..=u8::from(two)).map(|_| Redis::plain()).collect());
-    place.0.iter().for_each(add_user);
-    if let [old, new] = &place.0[..] {
-        new.command(&["REPLICAOF", "127.0.0.1", &old.port.to_string()]);
-        must("the replica has the data", LIMIT, || {
-            new.text(&["INFO", "replication"])
-                .contains("master_link_status:up")
-        });
-    }
-    Some(Box::new(place))
+    Some(with_replica(Redis::plain(), |_| Redis::plain(), two))
 }
 
-fn add_user(server: &Redis) {
+#[allow(
+    clippy::unnecessary_wraps,
+    reason = "the same signature as for stores that may be missing"
+)]
+pub fn tair(_: &str, two: bool) -> Option<Box<dyn Place>> {
+    Some(with_replica(Tair::start(), Tair::second, two))
+}
+
+fn with_replica<S: Server + 'static>(
+    first: S,
+    second: impl Fn(&S) -> S,
+    two: bool,
+) -> Box<dyn Place> {
+    let new = two.then(|| second(&first));
+    let place = OneRedis([first].into_iter().chain(new).collect());
+    place.0.iter().for_each(add_user);
+    if let [old, new] = &place.0[..] {
+        new.command(&["REPLICAOF", "127.0.0.1", &old.port().to_string()]);
+        // The first replication empties the replica, so that a key shows its end.
+        old.command(&["SET", "replicated", "1"]);
+        must("the replica has the data", LIMIT, || {
+            new.keys() == old.keys()
+        });
+        old.command(&["DEL", "replicated"]);
+    }
+    Box::new(place)
+}
+
+fn add_user(server: &impl Server) {
     server.command(&[
         "ACL",
         "SETUSER",
@@ -99,22 +167,26 @@ fn add_user(server: &Redis) {
     ]);
 }
 
-fn change_password(server: &Redis, password: &str) {
+fn change_password(server: &impl Server, password: &str) {
     server.command(&["ACL", "SETUSER", USER, "resetpass", &format!(">{password}")]);
 }
 
-fn switch_user(server: &Redis, nth: usize) -> Option<i32> {
+fn switch_user(server: &impl Server, nth: usize) -> Option<i32> {
     server.command(&["ACL", "SETUSER", USER, if nth == 0 { "off" } else { "on" }]);
     (nth == 0).then_some(78)
 }
 
-impl Place for OneRedis {
+impl<S: Server> Place for OneRedis<S> {
     fn ports(&self) -> Vec<u16> {
-        vec![self.0[0].port]
+        vec![self.0[0].port()]
     }
 
     fn urls(&self, addresses: &[String]) -> Vec<String> {
-        vec![format!("redis://{USER}@{}", addresses[0])]
+        self.0[0]
+            .kinds()
+            .iter()
+            .map(|(scheme, rest)| format!("{scheme}://{USER}@{}{rest}", addresses[0]))
+            .collect()
     }
 
     fn set_password(&self, password: &str) {
@@ -133,12 +205,12 @@ impl Place for OneRedis {
             new.keys().len() == old.keys().len()
         });
         new.command(&["REPLICAOF", "NO", "ONE"]);
-        old.command(&["REPLICAOF", "127.0.0.1", &new.port.to_string()]);
+        old.command(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
         Some(78)
     }
 
     fn promote(&mut self) -> u16 {
-        self.0[1].port
+        self.0[1].port()
     }
 }
 

@@ -5,10 +5,14 @@
 mod commands;
 
 use std::{
+    collections::HashMap,
     io::{Read as _, Write as _},
     net::{Ipv4Addr, TcpListener, TcpStream},
     os::fd::AsFd as _,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::{self, JoinHandle},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -38,7 +42,15 @@ impl Tair {
                     ..Default::default()
                 })))
             }
-            _ => Self::Double(Double::start()),
+            _ => Self::Double(Double::start(Arc::default())),
+        }
+    }
+
+    /// Starts a server that becomes a replica of this one. The doubles share the data.
+    pub fn second(&self) -> Self {
+        match self {
+            Self::Double(double) => Self::Double(Double::start(Arc::clone(&double.shared.data))),
+            Self::Real(_) => Self::start(),
         }
     }
 
@@ -134,9 +146,18 @@ pub struct Double {
 
 #[derive(Default)]
 struct Shared {
-    data: Mutex<Data>,
+    data: Arc<Mutex<Data>>,
+    /// The users with their passwords; none without a login. The default user needs none.
+    users: Mutex<HashMap<String, Login>>,
+    is_replica: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct Login {
+    password: String,
+    is_off: bool,
 }
 
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -151,7 +172,7 @@ enum State {
 struct Connection(TcpStream, Vec<u8>);
 
 impl Double {
-    fn start() -> Self {
+    fn start(data: Arc<Mutex<Data>>) -> Self {
         // Another process may take the port first.
         let bound = (0..5).find_map(|_| {
             let port = ports::free();
@@ -160,7 +181,10 @@ impl Double {
         let (port, listener) = bound.expect("a free port");
         let mut double = Self {
             port,
-            shared: Arc::default(),
+            shared: Arc::new(Shared {
+                data,
+                ..Shared::default()
+            }),
             running: None,
         };
         double.listen(listener);
@@ -293,6 +317,31 @@ impl Shared {
         client.write_all(&out).ok()
     }
 
+    /// Carries out `AUTH` and the words of `ACL SETUSER` that tests send.
+    fn login(&self, text: &[String]) -> Reply {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        if let [_, _, user, rules @ ..] = text
+            && text[0] == "ACL"
+        {
+            let login = users.entry(user.clone()).or_default();
+            for rule in rules {
+                match rule.as_bytes() {
+                    b"on" | b"off" => login.is_off = rule == "off",
+                    [b'>', ..] => rule[1..].clone_into(&mut login.password),
+                    _ => {}
+                }
+            }
+            return Reply::Ok;
+        }
+        let known = |user: &String| users.get(user).filter(|login| !login.is_off);
+        match text {
+            [_, user, password] if known(user).is_none_or(|known| known.password != *password) => {
+                Reply::Error("WRONGPASS invalid username-password pair or user is disabled.")
+            }
+            _ => Reply::Ok,
+        }
+    }
+
     fn answer(&self, words: &[Vec<u8>]) -> Reply {
         let text: Vec<String> = words
             .iter()
@@ -305,7 +354,16 @@ impl Shared {
         let key = text.get(1).cloned().unwrap_or_default();
         let options = |from: usize| Options::read(&text[from.min(text.len())..]);
         match command.as_str() {
-            "PING" | "CLIENT" | "SELECT" | "AUTH" => Reply::Ok,
+            "PING" | "CLIENT" | "SELECT" => Reply::Ok,
+            "AUTH" => self.login(&text),
+            "ACL" if key == "SETUSER" => self.login(&text),
+            "REPLICAOF" => {
+                self.is_replica.store(key != "NO", Ordering::SeqCst);
+                Reply::Ok
+            }
+            _ if commands::writes(&command) && self.is_replica.load(Ordering::SeqCst) => {
+                Reply::Error("READONLY You can't write against a read only replica.")
+            }
             "FLUSHALL" => {
                 data.clear();
                 Reply::Ok

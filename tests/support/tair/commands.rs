@@ -45,6 +45,28 @@ impl Content {
     }
 }
 
+/// Whether a replica refuses the command.
+pub fn writes(command: &str) -> bool {
+    !matches!(
+        command,
+        "COMMAND"
+            | "TIME"
+            | "TYPE"
+            | "PTTL"
+            | "EXISTS"
+            | "SCAN"
+            | "GET"
+            | "GETRANGE"
+            | "EXGET"
+            | "ZRANK"
+            | "ZRANGE"
+            | "LRANGE"
+            | "HGET"
+            | "HGETALL"
+            | "HLEN"
+    )
+}
+
 /// The options of write commands.
 #[derive(Default)]
 pub struct Options {
