@@ -47,6 +47,7 @@ impl Tair {
     }
 
     /// Starts a server that becomes a replica of this one. The doubles share the data.
+    #[must_use]
     pub fn second(&self) -> Self {
         match self {
             Self::Double(double) => Self::Double(Double::start(Arc::clone(&double.shared.data))),
