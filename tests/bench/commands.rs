@@ -1,7 +1,12 @@
 //! The work of a Redis or etcd server for one hand-over, by the server's own counters, with few and
 //! with many waiters.
 
-use crate::{drain::Queue, lockers::Stores, table::Table};
+use crate::{
+    drain::Queue,
+    lockers::Stores,
+    support::{etcd::Etcd, redis::Redis, zookeeper::ZooKeeper},
+    table::Table,
+};
 
 const SIZES: [usize; 3] = [1, 20, 100];
 
@@ -18,7 +23,7 @@ pub fn run(stores: &Stores) -> Vec<Table> {
 }
 
 fn of_zookeeper(stores: &Stores) -> Option<Table> {
-    let servers = stores.zookeeper.as_ref()?;
+    let servers: &ZooKeeper = stores.servers()?;
     let (packets, writes) = (
         || {
             servers.nodes[0]
@@ -58,7 +63,7 @@ fn of_zookeeper(stores: &Stores) -> Option<Table> {
 }
 
 fn of_etcd(stores: &Stores) -> Option<Table> {
-    let etcd = stores.etcd.as_ref()?;
+    let etcd: &Etcd = stores.servers()?;
     let mut rows = Vec::new();
     for locker in stores
         .lockers
@@ -106,13 +111,13 @@ fn of_redis(stores: &Stores) -> Option<Table> {
         .lockers
         .iter()
         .find(|locker| locker.name == "dlock run, Redis")?;
+    let redis: &Redis = stores.servers()?;
     let mut rows = Vec::new();
     for size in SIZES {
         let queue = Queue::gather(stores, locker, &format!("commands-{size}"), size);
-        stores.redis.command(&["CONFIG", "RESETSTAT"]);
+        redis.command(&["CONFIG", "RESETSTAT"]);
         let ms = queue.drain();
-        let calls: Vec<_> = stores
-            .redis
+        let calls: Vec<_> = redis
             .calls()
             .into_iter()
             .filter(|(name, _)| !name.starts_with("config") && name != "info")

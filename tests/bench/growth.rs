@@ -162,7 +162,7 @@ fn client(stores: &Stores, locker: &Locker, namespace: &str) -> Option<Box<dyn B
         "dlock run, Redis" => {
             let mut options = redis::RedisOptions::new(RedisServer::Tcp {
                 host: "127.0.0.1".into(),
-                port: stores.redis.port,
+                port: stores.servers::<crate::support::redis::Redis>()?.port,
             });
             options.namespace = namespace;
             Some(Box::new(Redis::new(options)))

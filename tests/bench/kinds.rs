@@ -4,6 +4,12 @@
 use crate::{
     drain::{EXCLUSIVE, Kind, Queue},
     lockers::{Locker, Stores},
+    support::{
+        etcd::Etcd,
+        redis::Redis,
+        stores::{Database, Schema},
+        zookeeper::ZooKeeper,
+    },
     table::{Table, median},
 };
 
@@ -98,7 +104,7 @@ fn asked(stores: &Stores, locker: &Locker) -> Option<u64> {
         };
         return Some(
             stores
-                .redis
+                .servers::<Redis>()?
                 .calls()
                 .into_iter()
                 .filter(|(name, _)| sent(name))
@@ -106,21 +112,25 @@ fn asked(stores: &Stores, locker: &Locker) -> Option<u64> {
                 .sum(),
         );
     }
-    if let (true, Some(etcd)) = (locker.name.contains("etcd"), &stores.etcd) {
+    if let (true, Some(etcd)) = (locker.name.contains("etcd"), stores.servers::<Etcd>()) {
         return Some(etcd.calls().into_iter().map(|(_, count)| count).sum());
     }
-    if let (true, Some(servers)) = (locker.name.contains("ZooKeeper"), &stores.zookeeper) {
+    if locker.name.contains("ZooKeeper") {
+        let servers: &ZooKeeper = stores.servers()?;
         return servers.nodes[0].counted("zk_packets_received");
     }
-    if let (true, Some(server)) = (locker.name.contains("PostgreSQL"), &stores.postgres) {
-        let report = server.text(
+    if locker.name.contains("PostgreSQL") {
+        let report = stores.servers::<Database>()?.server.text(
             "postgres",
             "SELECT sum(xact_commit + xact_rollback)::bigint FROM pg_stat_database",
         );
         return report.trim().parse().ok();
     }
-    if let (true, Some(server)) = (locker.name.contains("MariaDB"), &stores.mariadb) {
-        let report = server.sql("", "SHOW GLOBAL STATUS LIKE 'Questions'");
+    if locker.name.contains("MariaDB") {
+        let report = stores
+            .servers::<Schema>()?
+            .server
+            .sql("", "SHOW GLOBAL STATUS LIKE 'Questions'");
         return report.first()?.get(1)?.parse().ok();
     }
     None

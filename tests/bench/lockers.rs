@@ -10,8 +10,8 @@ use tempfile::TempDir;
 
 use crate::floor;
 use crate::support::{
-    self, cluster::Cluster, etcd::Etcd, libraries, mariadb::MariaDb, postgres::Postgres,
-    redis::Redis, sentinel::Deployment, zookeeper::ZooKeeper,
+    self, libraries,
+    stores::{Database, Kind, Need, Schema, Store},
 };
 
 /// A command under kazoo's lock: CONNECT PATH COMMAND…
@@ -201,30 +201,24 @@ fn this_build() -> PathBuf {
     folder.join("bin/dlock")
 }
 
-/// The servers with the locks.
+/// The stores with the locks.
 pub struct Stores {
-    pub redis: Redis,
-    pub etcd: Option<Etcd>,
-    pub zookeeper: Option<ZooKeeper>,
+    running: Vec<Box<dyn Store>>,
     pub folder: TempDir,
     pub me: PathBuf,
     pub lockers: Vec<Locker>,
-    _sentinel: Option<Deployment>,
-    _cluster: Option<Cluster>,
-    pub postgres: Option<Postgres>,
-    pub mariadb: Option<MariaDb>,
 }
 
-/// The stores to choose from, in addition to the default `sqlite` and `redis`.
-pub const NAMES: [&str; 8] = [
-    "sqlite",
-    "redis",
-    "sentinel",
-    "cluster",
-    "postgres",
-    "mariadb",
-    "etcd",
-    "zookeeper",
+/// The stores to choose from; the default is the first two.
+pub const KINDS: [Kind; 8] = [
+    Kind::Sqlite,
+    Kind::Redis,
+    Kind::Sentinel,
+    Kind::Cluster,
+    Kind::PostgresLease,
+    Kind::MariadbLease,
+    Kind::Etcd,
+    Kind::ZooKeeper,
 ];
 
 /// The suffix of names that belong to the other build.
@@ -238,128 +232,103 @@ const MODES: [(&str, &str); 3] = [
     (", mode=advisory", "mode=advisory&table=advisory"),
 ];
 
+impl Builds {
+    /// Adds the ways to take a lock of a store: other programs' first, then dlock's.
+    fn add_all(&mut self, kind: Kind, store: &dyn Store) {
+        let url = store.url();
+        let plain = |_: &str| url.clone();
+        match kind {
+            Kind::Sqlite => {
+                let of = |suffix: &str| url.replace("locks.db", &format!("locks{suffix}.db"));
+                self.add("SQLite", of, false);
+            }
+            Kind::Redis => {
+                let how = How::Floor("redis", store.port().to_string());
+                self.lockers.push(Locker::new("least program, Redis", how));
+                self.add("Redis", plain, false);
+            }
+            Kind::Sentinel => {
+                self.add("Sentinel", plain, false);
+                let careful = |_: &str| format!("{url}?replicas=1");
+                self.add("Sentinel, replicas=1", careful, false);
+            }
+            Kind::Cluster => self.add("Cluster", plain, false),
+            Kind::Etcd => {
+                let endpoint = format!("--endpoints=127.0.0.1:{}", store.port());
+                let words = ["etcdctl", &endpoint, "lock", "KEY"].map(str::to_owned);
+                self.lockers
+                    .push(Locker::new("etcdctl lock", How::Other(words.into())));
+                self.add("etcd", plain, false);
+            }
+            Kind::ZooKeeper => {
+                if let Ok(python) = libraries::python() {
+                    let (python, hosts) =
+                        (python.display().to_string(), &url["zookeeper://".len()..]);
+                    let words = [&python, "-c", KAZOO, hosts, "/KEY"].map(str::to_owned);
+                    self.lockers
+                        .push(Locker::new("kazoo", How::Other(words.into())));
+                }
+                self.add("ZooKeeper", plain, false);
+            }
+            _ => self.add_sql(store, &url),
+        }
+    }
+
+    fn add_sql(&mut self, store: &dyn Store, url: &str) {
+        let name = if let Some(of) = store.servers().downcast_ref::<Database>() {
+            of.sql(floor::TABLE);
+            let how = How::Floor("postgres", of.server.url(&of.name));
+            self.lockers
+                .push(Locker::new("least program, PostgreSQL", how));
+            "PostgreSQL"
+        } else {
+            let of: &Schema = store.servers().downcast_ref().expect("MariaDB");
+            of.sql(floor::TABLE);
+            let how = How::Floor("mariadb", of.server.url(&of.name));
+            self.lockers
+                .push(Locker::new("least program, MariaDB", how));
+            let socket = of.server.socket().display().to_string();
+            let words = ["sh", "-c", GET_LOCK, "sh", &socket, "KEY"].map(str::to_owned);
+            self.lockers
+                .push(Locker::new("mariadb, GET_LOCK", How::Other(words.into())));
+            "MariaDB"
+        };
+        for (mode, query) in MODES {
+            let of = |suffix: &str| format!("{url}&{query}{suffix}");
+            self.add(&format!("{name}{mode}"), of, true);
+        }
+    }
+}
+
 impl Stores {
-    /// Starts the servers of the named stores only.
+    /// Starts the named stores only.
     pub fn start(wanted: &[&str]) -> Self {
-        let (redis, folder) = (Redis::plain(), support::folder());
+        let folder = support::folder();
         let lockers = vec![
             Locker::new("true", How::None),
             Locker::new("flock", How::Flock),
         ];
         let mut builds = Builds::new(folder.path(), lockers);
-        let on = |name: &str| wanted.contains(&name);
-        if on("redis") {
-            builds.lockers.push(Locker::new(
-                "least program, Redis",
-                How::Floor("redis", redis.port.to_string()),
-            ));
-        }
-        if on("sqlite") {
-            builds.add(
-                "SQLite",
-                |suffix| format!("sqlite://{}/locks{suffix}.db", folder.path().display()),
-                false,
-            );
-        }
-        if on("redis") {
-            builds.add("Redis", |_| redis.url(), false);
-        }
-        let sentinel = on("sentinel").then(Deployment::start);
-        if let Some(deployment) = &sentinel {
-            builds.add("Sentinel", |_| deployment.url(), false);
-            builds.add(
-                "Sentinel, replicas=1",
-                |_| deployment.url() + "?replicas=1",
-                false,
-            );
-        }
-        let cluster = on("cluster").then(Cluster::start);
-        if let Some(cluster) = &cluster {
-            builds.add("Cluster", |_| cluster.url(), false);
-        }
-        let etcd = on("etcd").then(Etcd::plain);
-        if let Some(etcd) = &etcd {
-            let endpoint = format!("--endpoints=127.0.0.1:{}", etcd.port());
-            let words = ["etcdctl", &endpoint, "lock", "KEY"];
-            builds.lockers.push(Locker::new(
-                "etcdctl lock",
-                How::Other(words.map(str::to_owned).into()),
-            ));
-            builds.add("etcd", |_| etcd.url(), false);
-        }
-        let postgres = on("postgres").then(Postgres::plain);
-        if let Some(server) = &postgres {
-            let url = server.url("postgres");
-            server.sql("postgres", floor::TABLE);
-            builds.lockers.push(Locker::new(
-                "least program, PostgreSQL",
-                How::Floor("postgres", url.clone()),
-            ));
-            for (name, query) in MODES {
-                builds.add(
-                    &format!("PostgreSQL{name}"),
-                    |suffix| format!("{url}?{query}{suffix}"),
-                    true,
-                );
+        let mut running = Vec::new();
+        for kind in KINDS {
+            if wanted.contains(&kind.also()) {
+                let store = kind.start(Need::Shared);
+                builds.add_all(kind, &*store);
+                running.push(store);
             }
         }
-        let mariadb = on("mariadb").then(MariaDb::plain);
-        if let Some(server) = &mariadb {
-            let database = server.database();
-            let url = server.url(&database);
-            server.sql(&database, floor::TABLE);
-            builds.lockers.push(Locker::new(
-                "least program, MariaDB",
-                How::Floor("mariadb", url.clone()),
-            ));
-            let words = [
-                "sh".into(),
-                "-c".into(),
-                GET_LOCK.into(),
-                "sh".into(),
-                server.socket().display().to_string(),
-                "KEY".into(),
-            ];
-            builds
-                .lockers
-                .push(Locker::new("mariadb, GET_LOCK", How::Other(words.into())));
-            for (name, query) in MODES {
-                builds.add(
-                    &format!("MariaDB{name}"),
-                    |suffix| format!("{url}?{query}{suffix}"),
-                    true,
-                );
-            }
-        }
-        let zookeeper = on("zookeeper").then(ZooKeeper::single);
-        if let Some(servers) = &zookeeper {
-            if let Ok(python) = libraries::python() {
-                let words = [
-                    python.display().to_string(),
-                    "-c".into(),
-                    KAZOO.into(),
-                    servers.url().replace("zookeeper://", ""),
-                    "/KEY".into(),
-                ];
-                builds
-                    .lockers
-                    .push(Locker::new("kazoo", How::Other(words.into())));
-            }
-            builds.add("ZooKeeper", |_| servers.url(), false);
-        }
-        let me = env::current_exe().expect("this program");
         Self {
-            redis,
-            etcd,
-            zookeeper,
+            running,
             folder,
-            me,
+            me: env::current_exe().expect("this program"),
             lockers: builds.lockers,
-            _sentinel: sentinel,
-            _cluster: cluster,
-            postgres,
-            mariadb,
         }
+    }
+
+    /// Returns the servers of this type, if they were started.
+    pub fn servers<T: 'static>(&self) -> Option<&T> {
+        let mut all = self.running.iter().map(|store| store.servers());
+        all.find_map(|servers| servers.downcast_ref())
     }
 
     /// Returns the lockers that can wait for the lock, starting with flock(1).

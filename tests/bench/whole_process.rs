@@ -65,7 +65,7 @@ fn measure(words: &[&str]) {
     let named: Vec<_> = words
         .iter()
         .copied()
-        .filter(|word| lockers::NAMES.contains(word))
+        .filter(|word| lockers::KINDS.iter().any(|kind| kind.also() == *word))
         .collect();
     let asked = |part: &str| words.contains(&part);
     let all = !PARTS.iter().any(|(name, _)| asked(name));

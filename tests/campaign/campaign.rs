@@ -13,7 +13,7 @@ use crate::{
     facts::Facts,
     plan::{FaultKind, Mix, Plan},
     round::{Arena, Round},
-    stores,
+    stores::Arsenal,
     support::{self, process::Sweep},
 };
 
@@ -92,8 +92,8 @@ const PROGRESS: Duration = Duration::from_secs(30);
 /// # Errors
 /// Names the program that the store needs and that isn't installed.
 pub fn play(options: &Options) -> Result<Tally, String> {
-    let arena = Arena::new(stores::start(&options.store)?);
-    let can = crate::round::lock(&arena.store).can();
+    let arena = Arena::new(Arsenal::start(&options.store)?);
+    let can = crate::round::lock(&arena.store).can;
     let mut tally = Tally::default();
     let start = Instant::now();
     let mut last_line = start;

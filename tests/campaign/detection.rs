@@ -8,7 +8,8 @@ use crate::{
     plan::{Contender, FaultKind, Plan, PlannedFault, Route, Step, TTL, When},
     round::Arena,
     section::Member,
-    stores, support,
+    stores::Arsenal,
+    support,
 };
 
 /// A plan with one long hold and one contender that arrives during it.
@@ -41,7 +42,7 @@ fn plan(first: Step, fault: Option<FaultKind>) -> Plan {
 }
 
 fn violations_of(store: &str, name: &str, plan: &Plan) -> Vec<Violation> {
-    match stores::start(store) {
+    match Arsenal::start(store) {
         Ok(store) => round(&Arena::new(store), plan, name).1,
         Err(why) => {
             support::skip(name, &why);

@@ -6,8 +6,9 @@ use std::{collections::HashMap, path::Path};
 use serde_json::Value;
 
 use crate::{
-    plan::{Abilities, FaultKind, Route, Step},
+    plan::{FaultKind, Route, Step},
     section::log_of,
+    support::stores::Can,
 };
 
 /// The offset of nested run numbers: a nested run has this plus the number of the run around it.
@@ -71,7 +72,7 @@ pub struct Facts {
     pub calm: bool,
     /// Whether all runs asked for a place in a fair queue, well apart in time.
     pub fifo: bool,
-    pub can: Abilities,
+    pub can: Can,
     pub ttl: u64,
     /// How many times slower this machine is than an idle one.
     pub slow: u64,

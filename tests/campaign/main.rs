@@ -60,7 +60,7 @@ fn main() {
     if arguments.iter().any(|argument| argument == "--store") {
         let passed = if arguments.iter().any(|argument| argument == "--sweep") {
             let options = sweep::options(&arguments).unwrap_or_else(refuse);
-            each_store(&options.store, sweep::STORES, |store| {
+            each_store(&options.store, &stores::with_packets(), |store| {
                 sweep_passes(&sweep::Options {
                     store: store.to_owned(),
                     ..options.clone()
@@ -68,7 +68,7 @@ fn main() {
             })
         } else {
             let options = options(&arguments).unwrap_or_else(refuse);
-            each_store(&options.store, &stores::NAMES, |store| {
+            each_store(&options.store, &stores::names(), |store| {
                 passes(&Options {
                     store: store.to_owned(),
                     ..options.clone()
@@ -161,27 +161,6 @@ fn sweep_passes(options: &sweep::Options) -> Result<bool, String> {
     Ok(tally.violations.is_empty())
 }
 
-/// The rounds of each store, without faults and with faults: first the short form, then the long
-/// one.
-const SHARES: [(&str, [u64; 2], [u64; 2]); 16] = [
-    ("sqlite", [8, 400], [3, 150]),
-    ("redis", [8, 400], [4, 150]),
-    ("redlock", [1, 20], [1, 50]),
-    ("sentinel", [0, 20], [1, 20]),
-    ("cluster", [0, 20], [1, 20]),
-    ("tair", [1, 20], [1, 50]),
-    ("postgres", [1, 40], [1, 60]),
-    ("postgres-advisory", [0, 20], [1, 40]),
-    ("postgres-row", [0, 20], [1, 40]),
-    ("mariadb", [1, 40], [1, 60]),
-    ("mariadb-advisory", [0, 20], [1, 40]),
-    ("mariadb-row", [0, 20], [1, 40]),
-    ("etcd", [1, 20], [1, 50]),
-    ("etcd-cluster", [0, 10], [1, 30]),
-    ("zookeeper", [1, 20], [1, 50]),
-    ("zookeeper-ensemble", [0, 10], [1, 30]),
-];
-
 fn trials() -> Vec<Trial> {
     // DLOCK_TEST_SEED selects other rounds.
     let seed = std::env::var("DLOCK_TEST_SEED")
@@ -212,7 +191,8 @@ fn trials() -> Vec<Trial> {
             Ok(())
         }));
     }
-    for (store, calm, rough) in SHARES {
+    for (kind, calm, rough) in stores::SHARES {
+        let store = kind.also();
         for (mix, name, [short, long]) in [(Mix::Calm, "calm", calm), (Mix::Rough, "rough", rough)]
         {
             let rounds = support::long_or(long, short);
@@ -232,7 +212,7 @@ fn trials() -> Vec<Trial> {
             }
         }
     }
-    for store in sweep::STORES {
+    for store in stores::with_packets() {
         let long = sweep::Options {
             step: 8,
             ..sweep::Options::of(store, seed)

@@ -2,37 +2,10 @@
 
 use std::time::Duration;
 
-use crate::{section::Member, support::dice::Dice};
-
-/// The features of a store beyond exclusive locks.
-#[derive(Clone, Copy, Debug, Default)]
-#[allow(clippy::struct_excessive_bools, reason = "each by itself")]
-pub struct Abilities {
-    pub shared: bool,
-    pub permits: bool,
-    pub fair: bool,
-    /// Whether a run can enter the hold of the run around it.
-    pub nested: bool,
-    pub once: bool,
-    /// Whether the store is reached over a network.
-    pub network: bool,
-    /// Whether faults can hit a server.
-    pub server: bool,
-    /// Whether the server's clock can be stepped; dlock must not depend on it.
-    pub clock: bool,
-    /// Whether the disk can be filled.
-    pub disk: bool,
-    /// Whether a failover loses recent confirmed writes: README then promises the lock, but no
-    /// history.
-    pub forgets: bool,
-    /// Whether a reader that is cut off while it takes the lock keeps the other readers out until
-    /// its lease ends.
-    pub claims: bool,
-    /// Whether a lock ends with its holder's session.
-    pub sessions: bool,
-    /// The longest delay, in seconds, between the end of a dead holder's lease and the next start.
-    pub handover_s: u64,
-}
+use crate::{
+    section::Member,
+    support::{dice::Dice, stores::Can},
+};
 
 /// The lock mode that a run asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,7 +189,7 @@ pub const TTL: Duration = Duration::from_secs(3);
 
 impl Plan {
     /// Draws round `number` of the campaign with `seed`.
-    pub fn draw(seed: u64, number: u64, mix: Mix, only: &[FaultKind], can: Abilities) -> Self {
+    pub fn draw(seed: u64, number: u64, mix: Mix, only: &[FaultKind], can: Can) -> Self {
         // The first draws of neighbouring seeds are similar.
         let mut dice = Dice((seed << 20 | number).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         for _ in 0..8 {
@@ -341,7 +314,7 @@ fn index(dice: &mut Dice, below: usize) -> usize {
     usize::try_from(dice.below(below as u64)).unwrap_or_default()
 }
 
-fn contender(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abilities) -> Contender {
+fn contender(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Can) -> Contender {
     let route = match dice.below(4) {
         0 | 1 if rough && can.network => Route::Proxy,
         2 if rough && can.network => Route::Netns,
@@ -357,7 +330,7 @@ fn contender(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abili
     }
 }
 
-fn step(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abilities) -> Step {
+fn step(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Can) -> Step {
     let mut step = Step::plain(index(dice, keys));
     step.pause_ms = dice.below(if rough { 300 } else { 10 });
     step.hold_ms = match dice.below(8) {
@@ -409,12 +382,7 @@ fn step(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abilities)
     step
 }
 
-fn faults(
-    dice: &mut Dice,
-    contenders: usize,
-    only: &[FaultKind],
-    can: Abilities,
-) -> Vec<PlannedFault> {
+fn faults(dice: &mut Dice, contenders: usize, only: &[FaultKind], can: Can) -> Vec<PlannedFault> {
     let count = 2 + dice.below(9);
     let one = |dice: &mut Dice| {
         let fault = match dice.below(20) {

@@ -27,13 +27,13 @@ use crate::{
     liveness::{LivenessFile, now},
     plan::{Contender, Kind, ONCE_KEY, Plan, Route, Step, When},
     section::{ROLE, SectionTask},
-    stores::Store,
+    stores::Arsenal,
     support::{self, dlock, netns::Netns, process, procfs, proxy::Proxy},
 };
 
 /// A store and the routes to it.
 pub struct Arena {
-    pub store: Arc<Mutex<Box<dyn Store>>>,
+    pub store: Arc<Mutex<Arsenal>>,
     direct: String,
     /// All proxies of both routes.
     pub proxies: Mutex<Vec<Proxy>>,
@@ -68,7 +68,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Arena {
-    pub fn new(store: Box<dyn Store>) -> Self {
+    pub fn new(store: Arsenal) -> Self {
         let mut proxies = store.fronts(Ipv4Addr::LOCALHOST);
         let proxied = (!proxies.is_empty()).then(|| store.through(&proxies));
         let (mut netns, mut from_netns) = (None, None);
@@ -96,7 +96,7 @@ impl Arena {
     }
 
     /// Returns an arena for one of several rounds on a store, with this URL as the proxied route.
-    pub fn beside(store: &Arc<Mutex<Box<dyn Store>>>, proxied: String) -> Self {
+    pub fn beside(store: &Arc<Mutex<Arsenal>>, proxied: String) -> Self {
         let (direct, store, proxies) = (lock(store).url(), Arc::clone(store), Mutex::default());
         Self {
             direct,
@@ -418,7 +418,7 @@ impl<'a> Round<'a> {
 
     /// Collects the facts, once all locks are free.
     pub fn gather(&self, last_seen: &HashMap<u64, u64>) -> Facts {
-        let can = lock(&self.arena.store).can();
+        let can = lock(&self.arena.store).can;
         let mut left = Vec::new();
         // The entry of a waiter that was killed or cut off lapses after 15 s.
         let lapse = if self.arena.shared { 15 } else { 0 };

@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use crate::plan::{Abilities, Contender, FaultKind, Kind, ONCE_KEY, Plan, Route, Step, TTL, When};
+use crate::{
+    plan::{Contender, FaultKind, Kind, ONCE_KEY, Plan, Route, Step, TTL, When},
+    support::stores::Can,
+};
 
 /// The names that `--scenes` takes.
 pub const NAMES: [&str; 12] = [
@@ -76,7 +79,7 @@ impl Mode {
 }
 
 /// Returns the plan of a scene, or `None` if the store lacks what the scene needs.
-pub fn plan(name: &'static str, can: Abilities) -> Option<Plan> {
+pub fn plan(name: &'static str, can: Can) -> Option<Plan> {
     let able = match name {
         "fair" => can.fair,
         "shared" => can.shared,

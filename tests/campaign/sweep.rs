@@ -18,15 +18,11 @@ use crate::{
     facts::{Facts, InjectedFault},
     liveness::now,
     packets::{Packets, Strike},
-    plan::Abilities,
     round::{Arena, Round, lock},
     scenes::{self, MODES, Mode},
-    stores::{self, Store},
-    support::{self, dice::Dice},
+    stores::Arsenal,
+    support::{self, dice::Dice, stores::Can},
 };
-
-/// All stores but SQLite, which has no packets.
-pub const STORES: &[&str] = stores::NAMES.split_at(1).1;
 
 /// Which packets to strike.
 #[derive(Clone, Debug)]
@@ -155,8 +151,8 @@ impl Tally {
 
 struct Sweep<'a> {
     options: &'a Options,
-    store: Arc<Mutex<Box<dyn Store>>>,
-    can: Abilities,
+    store: Arc<Mutex<Arsenal>>,
+    can: Can,
     tally: Mutex<Tally>,
 }
 
@@ -166,11 +162,11 @@ struct Sweep<'a> {
 /// Names the program that the store needs and that isn't installed, or says that the store has no
 /// packets.
 pub fn play(options: &Options) -> Result<Tally, String> {
-    let store = stores::start(&options.store)?;
+    let store = Arsenal::start(&options.store)?;
     if store.ports().0.is_empty() {
         return Err(format!("{} has no packets", options.store));
     }
-    let can = store.can();
+    let can = store.can;
     let sweep = Sweep {
         options,
         can,
@@ -346,8 +342,8 @@ impl Sweep<'_> {
     fn arena(&self) -> (Packets, Arena) {
         let store = lock(&self.store);
         let (ports, named) = store.ports();
-        let packets = Packets::to(&[ports, named].concat(), !named.is_empty());
-        let url = store.at(&packets.ports[..ports.len()]);
+        let packets = Packets::to(&[&*ports, &*named].concat(), !named.is_empty());
+        let url = store.at("127.0.0.1", &packets.ports[..ports.len()]);
         drop(store);
         (packets, Arena::beside(&self.store, url))
     }

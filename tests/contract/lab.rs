@@ -10,7 +10,7 @@ use dlock::lock::{
 pub use crate::support::stretched;
 use crate::{
     support::processor_share,
-    targets::{Kind, Server, Target, etcd, mariadb, postgres, redis, redlock, tair, zookeeper},
+    targets::{Kind, Target},
 };
 
 /// A lease that outlasts every case.
@@ -40,24 +40,20 @@ pub fn overtaking_delay() -> Duration {
 /// One store and the clients that a case opens on it.
 pub struct Lab {
     pub kind: Kind,
-    pub target: Box<dyn Target>,
+    pub target: Target,
 }
 
 impl Lab {
     pub fn new(kind: Kind) -> Self {
         Self {
             kind,
-            target: kind.make(),
+            target: Target::new(kind),
         }
     }
 
     /// Returns one more client, which stands for another process.
     pub async fn client(&self) -> Client {
         self.client_in("dlock").await
-    }
-
-    pub async fn client_in(&self, namespace: &str) -> Client {
-        Client(self.target.open(namespace).await)
     }
 
     /// Lets time pass; returns at once where the test controls the clock.
@@ -79,46 +75,14 @@ impl Lab {
             .then_some(length)
     }
 
-    /// Returns the server of a case that needs one.
-    pub fn server(&self) -> &dyn Server {
-        self.target
-            .server()
-            .expect("a case for stores with a server")
-    }
-
-    /// Returns the database of a case that runs on MariaDB only.
-    pub fn mariadb(&self) -> &mariadb::Target {
-        self.target.mariadb().expect("a case for MariaDB")
-    }
-
-    /// Returns the database of a case that runs on PostgreSQL only.
-    pub fn postgres(&self) -> &postgres::Target {
-        self.target.postgres().expect("a case for PostgreSQL")
-    }
-
-    /// Returns the server of a case that runs on Redis only.
-    pub fn redis(&self) -> &redis::Target {
-        self.target.redis().expect("a case for Redis")
-    }
-
-    /// Returns the server of a case that runs on Tair only.
-    pub fn tair(&self) -> &tair::Target {
-        self.target.tair().expect("a case for Tair")
-    }
-
-    /// Returns the servers of a case that runs on Redlock only.
-    pub fn redlock(&self) -> &redlock::Target {
-        self.target.redlock().expect("a case for Redlock")
-    }
-
-    /// Returns the etcd of a case that runs on etcd only.
-    pub fn etcd(&self) -> &etcd::Target {
-        self.target.etcd().expect("a case for etcd")
-    }
-
-    /// Returns the servers of a case that runs on ZooKeeper only.
-    pub fn zookeeper(&self) -> &zookeeper::Target {
-        self.target.zookeeper().expect("a case for ZooKeeper")
+    /// Returns how long a request for the lock that arrives after its release may keep the lock,
+    /// although it is never granted.
+    pub fn late_claim(&self) -> Duration {
+        if self.kind.is_tair() {
+            dlock::backends::tair::CLAIMED
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Returns a request for a hold that expires after its TTL on this store, whatever its process

@@ -13,7 +13,10 @@
     reason = "cases measure and wait in real time"
 )]
 
-use ::support;
+use ::support::{
+    self,
+    stores::{self, Kind},
+};
 
 mod cases;
 mod lab;
@@ -55,7 +58,7 @@ const MYSQL_IN_SHORT: [&str; 11] = [
 ];
 
 /// Whether the short form leaves the case out.
-fn is_long_form(kind: targets::Kind, case: &cases::Case) -> bool {
+fn is_long_form(kind: Kind, case: &cases::Case) -> bool {
     kind.is_mysql_itself()
         && support::long_or(false, true)
         && !MYSQL_IN_SHORT.iter().any(|part| case.name.contains(part))
@@ -101,16 +104,9 @@ fn main() {
     // Measured before the cases themselves use the processors.
     lab::short();
     let (mut trials, mut alone, mut left_out) = (Vec::new(), Vec::new(), 0);
-    for kind in targets::ALL {
-        let missing = kind.missing();
-        if let Some(why) = &missing {
-            let what = format!("contract of {}", kind.name());
-            if kind.is_optional() {
-                support::say(&format!("SKIPPED {what}: {why}"));
-            } else {
-                support::skip(&what, why);
-            }
-        }
+    stores::keep_running();
+    for kind in Kind::all() {
+        let runs = kind.runs(&format!("contract of {}", kind.name()));
         for case in cases::all().into_iter().filter(|case| (case.on)(kind)) {
             let name = format!("{}::{}", kind.name(), case.name);
             let list = if runs_alone(&case) {
@@ -118,8 +114,8 @@ fn main() {
             } else {
                 &mut trials
             };
-            let ignored = missing.is_some() || is_long_form(kind, &case);
-            left_out += usize::from(missing.is_none() && ignored);
+            let ignored = !runs || is_long_form(kind, &case);
+            left_out += usize::from(runs && ignored);
             let trial = Trial::test(name.clone(), move || run(kind, &case, &name));
             list.push(trial.with_ignored_flag(ignored));
         }
@@ -132,13 +128,13 @@ fn main() {
     trials.sort_by_cached_key(|trial| position(trial.name()));
     trials.append(&mut alone);
     let conclusion = libtest_mimic::run(&arguments, trials);
-    targets::end();
+    stores::end();
     write_times();
     conclusion.exit();
 }
 
 /// Runs a case on its own store.
-fn run(kind: targets::Kind, case: &cases::Case, name: &str) -> Result<(), Failed> {
+fn run(kind: Kind, case: &cases::Case, name: &str) -> Result<(), Failed> {
     // A failed case poisons the lock that it had exclusively.
     let (_alone, _shared) = if runs_alone(case) {
         (

@@ -1,6 +1,6 @@
 //! Statements that cases send to a SQL server themselves, for PostgreSQL or MariaDB.
 
-use std::{thread::JoinHandle, time::Duration};
+use std::{sync::Arc, thread::JoinHandle, time::Duration};
 
 use dlock::backends::{mysql, postgres, sql::SqlOptions};
 
@@ -46,20 +46,32 @@ impl Lab {
     /// Runs statements in the background.
     pub fn meanwhile(&self, statements: &str) -> JoinHandle<()> {
         if self.kind.is_postgres() {
-            self.postgres().meanwhile(statements)
+            let (server, database) = (Arc::clone(&self.postgres().server), &self.postgres().name);
+            let (database, statements) = (database.clone(), statements.to_owned());
+            std::thread::spawn(move || drop(server.sql(&database, &statements)))
         } else {
-            self.mariadb().meanwhile(statements)
+            let (server, database) = (Arc::clone(&self.mariadb().server), &self.mariadb().name);
+            let (database, statements) = (database.clone(), statements.to_owned());
+            std::thread::spawn(move || drop(server.sql(&database, &statements)))
         }
+    }
+
+    /// Returns the ids of the client sessions in the case's database of MariaDB.
+    pub fn sessions(&self) -> Vec<String> {
+        let sql = "SELECT id FROM information_schema.processlist \
+                   WHERE db = DATABASE() AND id <> CONNECTION_ID()";
+        let rows = self.sql(sql).into_iter();
+        rows.map(|row| row[0].clone()).collect()
     }
 
     /// Returns a client in the case's mode with changed options.
     pub fn client_with(&self, namespace: &str, change: impl FnOnce(&mut SqlOptions)) -> Client {
         Client(if self.kind.is_postgres() {
-            let mut options = self.postgres().options(namespace);
+            let mut options = self.postgres_options(namespace);
             change(&mut options.sql);
             postgres::backend(options)
         } else {
-            let mut options = self.mariadb().options(namespace);
+            let mut options = self.mysql_options(namespace);
             change(&mut options.sql);
             mysql::backend(options)
         })

@@ -17,7 +17,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    stores::{Server, on_store},
+    stores::{Store, on_store},
     support::{
         self,
         dice::Dice,
@@ -140,7 +140,7 @@ fn outages(dice: &mut Dice, minute: Duration) -> Vec<Vec<(Duration, Duration)>> 
 /// One store runs its crontabs at a time: a small machine can't start more processes at once.
 static MACHINE: Mutex<()> = Mutex::new(());
 
-fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
+fn each_tick_of_five_crontabs_is_run_once(store: &dyn Store) {
     let _alone = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     let seed = ::dlock::lock::random() | 1;
     let (mut dice, minute) = (Dice(seed), minute());

@@ -1,7 +1,5 @@
 //! Redis with replicas and failover: Sentinel and Cluster.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-
 use crate::{
     stores::Store,
     support::{
@@ -11,35 +9,6 @@ use crate::{
         sentinel::{Deployment, Plan},
     },
 };
-
-/// A deployment that several tests use at once, each for its own locks and without faults. The last
-/// test stops it.
-pub struct Shared<T>(Arc<T>);
-
-impl<T> Shared<T> {
-    fn get(slot: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Self {
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = slot.upgrade().unwrap_or_else(|| Arc::new(start()));
-        *slot = Arc::downgrade(&shared);
-        Self(shared)
-    }
-}
-
-impl<T: Store> Store for Shared<T> {
-    fn url(&self) -> String {
-        self.0.url()
-    }
-}
-
-pub fn sentinel(test: &str) -> Option<Shared<Deployment>> {
-    static PLACE: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
-    support::have(test, &["redis-server"]).then(|| Shared::get(&PLACE, Deployment::start))
-}
-
-pub fn cluster(test: &str) -> Option<Shared<Cluster>> {
-    static PLACE: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
-    support::have(test, &["redis-server"]).then(|| Shared::get(&PLACE, Cluster::start))
-}
 
 /// A store of several servers, one of which holds the lock.
 pub trait Replicated: Store {
@@ -74,12 +43,6 @@ pub fn own_sentinel(test: &str) -> Option<Deployment> {
     })
 }
 
-impl Store for Deployment {
-    fn url(&self) -> String {
-        Deployment::url(self)
-    }
-}
-
 impl Replicated for Deployment {
     fn master(&self, _: &str) -> usize {
         Deployment::master(self)
@@ -111,12 +74,6 @@ impl Replicated for Deployment {
 /// A cluster with replicas, for this test alone.
 pub fn own_cluster(test: &str) -> Option<Cluster> {
     support::have(test, &["redis-server"]).then(|| Cluster::with(true, true))
-}
-
-impl Store for Cluster {
-    fn url(&self) -> String {
-        Cluster::url(self)
-    }
 }
 
 impl Replicated for Cluster {

@@ -19,7 +19,7 @@ fn the_exit_status_shows_the_worst_finding() {
     if !have("the_exit_status_shows_the_worst_finding", &[Redis::PROGRAM]) {
         return;
     }
-    let mut server = Redis::durable();
+    let server = Redis::durable();
     let fine = dlock::run(&server.url(), &["doctor"]);
     assert_eq!(fine.code(), 0, "{fine:?}");
     assert!(

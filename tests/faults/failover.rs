@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     deployments::Replicated,
-    stores::{Store, on_store},
+    stores::Store,
     support::{
         self,
         cluster::Cluster,
@@ -29,10 +29,24 @@ const LONG: [&str; 2] = ["--ttl", "20s"];
 /// for an answer.
 const FAILOVER: Duration = Duration::from_secs(20);
 
+macro_rules! on_deployment {
+    ($store:ident: $($name:ident),*) => {
+        mod $store {
+            $(#[test]
+            fn $name() {
+                let test = concat!(stringify!($store), "::", stringify!($name));
+                if let Some(mut store) = crate::deployments::$store(test) {
+                    super::$name(&mut store);
+                }
+            })*
+        }
+    };
+}
+
 macro_rules! on_every_deployment {
     ($($name:ident),* $(,)?) => {
-        on_store!(own_sentinel: $($name),*);
-        on_store!(own_cluster: $($name),*);
+        on_deployment!(own_sentinel: $($name),*);
+        on_deployment!(own_cluster: $($name),*);
     };
 }
 

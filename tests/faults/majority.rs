@@ -13,7 +13,7 @@ use crate::{
         self, must,
         netns::Netns,
         proxy::{Fault, Mode, Proxy},
-        redlock::{NODES, Nodes, through},
+        redlock::{NODES, Nodes},
         stretched,
     },
     world::{LIMIT, TTL, World},
@@ -22,23 +22,13 @@ use crate::{
 /// When the tree must be dead, counted from the last confirmed renewal.
 const DEAD_BY: Duration = TTL;
 
-pub fn redlock(test: &str) -> Option<Nodes> {
-    support::have(test, &["redis-server"]).then(Nodes::durable)
-}
-
-impl Store for Nodes {
-    fn url(&self) -> String {
-        Nodes::url(self)
-    }
-}
-
 macro_rules! on_nodes {
     ($($name:ident),* $(,)?) => {
         mod redlock {
             $(#[test]
             fn $name() {
-                if let Some(mut nodes) = super::redlock(concat!("majority::", stringify!($name))) {
-                    super::$name(&mut nodes);
+                if crate::support::have(concat!("majority::", stringify!($name)), &["redis-server"]) {
+                    super::$name(&mut crate::support::redlock::Nodes::durable());
                 }
             })*
         }
@@ -61,6 +51,12 @@ on_nodes!(
     lost_answers,
     a_killed_waiter_keeps_no_reader_out,
 );
+
+/// Returns the URL of the nodes through these proxies.
+fn through(nodes: &Nodes, fronts: &[Proxy]) -> String {
+    let ports: Vec<u16> = fronts.iter().map(|front| front.port).collect();
+    nodes.url_at(&fronts[0].host.to_string(), &ports)
+}
 
 /// Long enough for several renewals and more than a lease.
 const JOB: &str = "sleep 4";
@@ -130,7 +126,7 @@ fn a_minority_cut_off(nodes: &mut Nodes) {
     for mode in [Mode::BlackHole, Mode::Refuse] {
         let mut fronts = nodes.fronts();
         let world = World::new(nodes.url());
-        let job = world.start_on(&through(&fronts), &[], JOB);
+        let job = world.start_on(&through(nodes, &fronts), &[], JOB);
         held(&world);
         for n in [0, 4] {
             fronts[n].set(mode);
@@ -184,7 +180,7 @@ fn a_majority_cut_off(nodes: &mut Nodes) {
     for mode in [Mode::BlackHole, Mode::Refuse] {
         let mut fronts = nodes.fronts();
         let world = World::new(nodes.url());
-        let first = world.first_on(&through(&fronts), &[]);
+        let first = world.first_on(&through(nodes, &fronts), &[]);
         let began = Instant::now();
         for n in [1, 2, 3] {
             fronts[n].set(mode);
@@ -214,7 +210,7 @@ fn all_cut_off_by_the_network(nodes: &mut Nodes) {
         .map(|node| Proxy::at(netns.host, node.port))
         .collect();
     let world = World::new(nodes.url());
-    let first = world.first_in(&netns, &through(&fronts));
+    let first = world.first_in(&netns, &through(nodes, &fronts));
     netns.cut();
     let took = world.second();
     assert!(took < TTL + stretched(Duration::from_secs(2)), "{took:?}");
@@ -358,7 +354,7 @@ fn lost_answers(nodes: &mut Nodes) {
             }
             let job = world
                 .start_on(
-                    &through(&fronts),
+                    &through(nodes, &fronts),
                     &["--ttl", "4s", "--backend-timeout", "3s"],
                     "sleep 1",
                 )

@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use rustix::process::Signal;
 
 use crate::{
-    stores::{Server, Store, on_every_store},
+    stores::{Store, on_every_store},
     support::{dlock, must, process::Ended},
     world::{LIMIT, World, shell},
 };
@@ -161,7 +161,7 @@ fn an_operators_failed_run_takes_back_no_success(store: &dyn Store) {
 }
 
 /// The store is back when 0.75 and 0.9 of the lease are over, and learns how the run ended.
-fn a_lost_run_is_neither_done_nor_repeated(store: &mut dyn Server) {
+fn a_lost_run_is_neither_done_nor_repeated(store: &mut dyn Store) {
     let worlds = [World::new(store.url()), World::new(store.url())];
     let runs = [("12s", &worlds[0]), ("10s", &worlds[1])].map(|(ttl, world)| {
         let options = [&ONCE[..], &["--ttl", ttl, "--grace", "500ms"]].concat();

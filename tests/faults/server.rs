@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    stores::{Server, on_every_server},
+    stores::{Store, on_every_server},
     support::{
         self, have, must,
         netns::Netns,
@@ -42,7 +42,7 @@ macro_rules! with_redis {
     };
 }
 
-pub fn cut_off(server: &mut dyn Server) {
+pub fn cut_off(server: &mut dyn Store) {
     for mode in [Mode::BlackHole, Mode::Refuse] {
         let mut proxy = Proxy::to(server.port());
         let world = World::new(server.url());
@@ -62,7 +62,7 @@ pub fn cut_off(server: &mut dyn Server) {
 
 /// dlock prints one line with the store's error, and writes it to the history once the store is
 /// back.
-pub fn the_reason_of_a_loss_is_printed_once_and_recorded(server: &mut dyn Server) {
+pub fn the_reason_of_a_loss_is_printed_once_and_recorded(server: &mut dyn Store) {
     let mut proxy = Proxy::to(server.port());
     let world = World::new(server.url());
     let status = world.path("status").display().to_string();
@@ -143,7 +143,7 @@ fn a_stopped_dlock_asks_if_it_was_stopped() {
 }
 
 /// The network drops all packets in both directions, without any error.
-pub fn cut_off_by_the_network(server: &mut dyn Server) {
+pub fn cut_off_by_the_network(server: &mut dyn Store) {
     let Some(netns) = Netns::make("cut_off_by_the_network") else {
         return;
     };
@@ -162,7 +162,7 @@ pub fn cut_off_by_the_network(server: &mut dyn Server) {
     world.assert_free();
 }
 
-pub fn frozen_for_longer_than_the_lease(server: &mut dyn Server) {
+pub fn frozen_for_longer_than_the_lease(server: &mut dyn Store) {
     let world = World::new(server.url());
     let first = world.first();
     server.freeze();
@@ -181,7 +181,7 @@ pub fn frozen_for_longer_than_the_lease(server: &mut dyn Server) {
     world.assert_free();
 }
 
-pub fn a_short_freeze_is_ridden_out(server: &mut dyn Server) {
+pub fn a_short_freeze_is_ridden_out(server: &mut dyn Store) {
     let world = World::new(server.url());
     let job = world.start(&["--ttl", "6s"], "sleep 4");
     must("the lock is held", LIMIT, || !world.is_free());
@@ -193,7 +193,7 @@ pub fn a_short_freeze_is_ridden_out(server: &mut dyn Server) {
     world.assert_free();
 }
 
-pub fn killed(server: &mut dyn Server) {
+pub fn killed(server: &mut dyn Store) {
     let world = World::new(server.url());
     let first = world.first();
     server.kill();
@@ -208,7 +208,7 @@ pub fn killed(server: &mut dyn Server) {
     world.assert_gone();
 }
 
-fn restarted_with_its_data(server: &mut dyn Server) {
+fn restarted_with_its_data(server: &mut dyn Store) {
     let world = World::new(server.url());
     // A server may start slowly.
     let job = world.start(&["--ttl", "20s"], "sleep 5");
@@ -222,7 +222,7 @@ fn restarted_with_its_data(server: &mut dyn Server) {
 }
 
 /// README permits a second grant in between, but the first holder detects the loss and is stopped.
-fn restarted_without_its_data(server: &mut dyn Server) {
+fn restarted_without_its_data(server: &mut dyn Store) {
     let world = World::new(server.url());
     let first = world.first();
     let before = world.inspect().stdout;
@@ -253,7 +253,7 @@ fn restarted_without_its_data(server: &mut dyn Server) {
     );
 }
 
-fn deleted_by_another_client(server: &mut dyn Server) {
+fn deleted_by_another_client(server: &mut dyn Store) {
     let world = World::new(server.url());
     let first = world.first();
     server.take_away(&world.key);
@@ -273,7 +273,7 @@ fn deleted_by_another_client(server: &mut dyn Server) {
 
 /// The lock is deleted while a short command runs, before any renewal could notice: dlock must not
 /// report success.
-fn deleted_just_before_the_release(server: &mut dyn Server) {
+fn deleted_just_before_the_release(server: &mut dyn Store) {
     let world = World::new(server.url());
     let job = world.start(
         &["--ttl", "60s"],
@@ -291,7 +291,7 @@ fn deleted_just_before_the_release(server: &mut dyn Server) {
 
 /// Requests arrive and the connection stays open, but no reply comes. The waiter detects that, and
 /// delays no other waiter.
-fn a_waiter_recovers_from_lost_replies(server: &mut dyn Server) {
+fn a_waiter_recovers_from_lost_replies(server: &mut dyn Store) {
     for at in [0, 2] {
         let proxy = Proxy::to(server.port());
         let world = World::new(server.url());
@@ -323,7 +323,7 @@ fn a_waiter_recovers_from_lost_replies(server: &mut dyn Server) {
     }
 }
 
-fn on_lost_selects_the_reaction_to_a_loss(server: &mut dyn Server) {
+fn on_lost_selects_the_reaction_to_a_loss(server: &mut dyn Store) {
     for (on_lost, expected) in [("continue", "to the end\n"), ("signal:USR1", "got USR1\n")] {
         let mut proxy = Proxy::to(server.port());
         let world = World::new(server.url());

@@ -21,7 +21,7 @@ use crate::{
         a_short_freeze_is_ridden_out, cut_off, cut_off_by_the_network,
         frozen_for_longer_than_the_lease, killed,
     },
-    stores::{Server, on_store},
+    stores::{Store, on_store},
     support::{
         beyond_stalls, must,
         proxy::{Fault, Proxy},
@@ -67,7 +67,7 @@ on_sessions!(
 
 /// The session ends with the server. The command is stopped even if the server is back in time for
 /// a renewal.
-fn restarted(server: &mut dyn Server) {
+fn restarted(server: &mut dyn Store) {
     let world = World::new(server.url());
     let first = world.first_on(&server.url(), &["--ttl", "10s"]);
     server.kill();
@@ -87,7 +87,7 @@ fn restarted(server: &mut dyn Server) {
 
 /// The network forgets all connections at one of dlock's requests, from the login to the release.
 /// The server keeps the sessions.
-fn no_lost_connection_keeps_the_lock(server: &mut dyn Server) {
+fn no_lost_connection_keeps_the_lock(server: &mut dyn Store) {
     // On MySQL, dlock ends no session that began within two seconds of its server's start.
     std::thread::sleep(Duration::from_secs(3));
     let runs: Vec<_> = (0..14)
@@ -112,7 +112,7 @@ fn no_lost_connection_keeps_the_lock(server: &mut dyn Server) {
 
 /// dlock can't see that its session is over: the guardian does, before the next holder starts its
 /// command.
-fn ended_while_dlock_is_stopped(server: &mut dyn Server) {
+fn ended_while_dlock_is_stopped(server: &mut dyn Store) {
     let world = World::new(server.url());
     let first = world.first_on(&server.url(), &["--ttl", "10s"]);
     let second = world.start_second();
@@ -132,7 +132,7 @@ fn ended_while_dlock_is_stopped(server: &mut dyn Server) {
 }
 
 /// The next holder gets the lock immediately, and leaves the previous one time to stop its command.
-fn ended_by_an_administrator(server: &mut dyn Server) {
+fn ended_by_an_administrator(server: &mut dyn Store) {
     let world = World::new(server.url());
     let first = world.first_on(&server.url(), &["--ttl", "10s"]);
     let second = world.start_second();

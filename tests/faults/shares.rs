@@ -5,27 +5,10 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::{
-    stores::{Store, on_store},
+    stores::{Store, on_stores_with_shares},
     support::{dlock, lines, must, process::Process, stretched},
     world::{LIMIT, TTL, World, shell},
 };
-
-/// All stores except Redlock, which has shared locks only.
-macro_rules! on_stores_with_shares {
-    ($($name:ident),* $(,)?) => {
-        on_store!(sqlite: $($name),*);
-        on_store!(redis: $($name),*);
-        on_store!(sentinel: $($name),*);
-        on_store!(cluster: $($name),*);
-        on_store!(tair: $($name),*);
-        on_store!(tair_version: $($name),*);
-        on_store!(etcd: $($name),*);
-        on_store!(postgres: $($name),*);
-        on_store!(mariadb: $($name),*);
-        on_store!(mysql: $($name),*);
-        on_store!(zookeeper: $($name),*);
-    };
-}
 
 on_stores_with_shares!(
     a_killed_reader_is_dead_before_a_writer_starts,

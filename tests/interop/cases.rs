@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{
     program::{Language, Program},
-    stores::{Server, Store},
+    stores::{Place, Server},
     support::{
         self,
         dice::Dice,
@@ -47,7 +47,7 @@ pub use Interaction::{Compatible, Excluded};
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
     pub language: Language,
-    pub store: Store,
+    pub store: Place,
     /// dlock's options for this library.
     pub options: &'static [&'static str],
     /// Returns the library's name for a key, given the database.
@@ -65,7 +65,7 @@ pub struct Library {
 #[derive(Clone, Copy, Debug)]
 pub struct Independent {
     pub language: Language,
-    pub store: Store,
+    pub store: Place,
     pub name: fn(key: &str, database: &str) -> String,
     /// dlock's status while the library holds its lock: 75 if dlock waits, 65 if it can't read the
     /// key, 0 if it sees nothing.
@@ -87,14 +87,12 @@ struct Pair<'a> {
 }
 
 /// Prints why a case is skipped, if it is.
-pub fn skipped(test: &str, language: Language, store: Store) -> bool {
-    let why = language.missing().or_else(|| store.missing());
-    match &why {
-        Some(why) if store.is_optional() => support::say(&format!("SKIPPED {test}: {why}")),
-        Some(why) => support::skip(test, why),
-        None => {}
+pub fn skipped(test: &str, language: Language, store: Place) -> bool {
+    if let Some(why) = language.missing() {
+        support::skip(test, &why);
+        return true;
     }
-    why.is_some()
+    !store.runs(test)
 }
 
 /// A job that runs until the file `go` exists.

@@ -3,9 +3,11 @@
 use crate::{
     cases::{self, Compatible, Excluded, Independent, Interaction, Library},
     program::Language::{Java, Node, Python},
-    stores::Store::{
-        self, Etcd, MariaDb, MySql, Postgres, Redis, Redlock, RedlockOfOne, ZooKeeper,
+    stores::{
+        ETCD, MARIADB, MARIADB_ADVISORY, MYSQL, MYSQL_ADVISORY, POSTGRES, POSTGRES_ADVISORY, Place,
+        REDIS, REDLOCK, REDLOCK_OF_ONE, ZOOKEEPER,
     },
+    support::stores::Kind,
 };
 
 /// All modes; none is compatible with the library's lock.
@@ -41,7 +43,7 @@ fn path(key: &str, _: &str) -> String {
 
 const fn shares(
     language: crate::program::Language,
-    store: Store,
+    store: Place,
     name: fn(&str, &str) -> String,
 ) -> Library {
     Library {
@@ -103,77 +105,77 @@ macro_rules! pass {
 }
 
 share! {
-    redis_py: shares(Python("strings:redis-py"), Redis, prefixed);
-    redis_py_without_namespace: Library { options: &["--namespace="], ..shares(Python("strings:redis-py"), Redis, bare) };
+    redis_py: shares(Python("strings:redis-py"), REDIS, prefixed);
+    redis_py_without_namespace: Library { options: &["--namespace="], ..shares(Python("strings:redis-py"), REDIS, bare) };
     redis_py_without_timeout: Library {
         without_end: Some("its default is a key without an expiry, which nothing removes"),
-        ..shares(Python("strings:redis-py-without-end"), Redis, prefixed)
+        ..shares(Python("strings:redis-py-without-end"), REDIS, prefixed)
     };
-    redlock_py: Library { modes: NO_PERMITS, ..shares(Python("strings:redlock-py"), Redlock, prefixed) };
-    pottery: Library { options: &["--namespace=redlock"], ..shares(Python("strings:pottery"), Redis, bare) };
+    redlock_py: Library { modes: NO_PERMITS, ..shares(Python("strings:redlock-py"), REDLOCK, prefixed) };
+    pottery: Library { options: &["--namespace=redlock"], ..shares(Python("strings:pottery"), REDIS, bare) };
     python_redis_lock: Library {
         options: &["--namespace=lock"],
         raises: Some(("ResponseError", "it reads the key as a string before it takes the lock, and dlock's is a hash")),
-        ..shares(Python("strings:python-redis-lock"), Redis, bare)
+        ..shares(Python("strings:python-redis-lock"), REDIS, bare)
     };
     python_redis_lock_and_a_string: Library {
         options: &["--namespace=lock"],
         modes: NO_PERMITS,
-        ..shares(Python("strings:python-redis-lock"), RedlockOfOne, bare)
+        ..shares(Python("strings:python-redis-lock"), REDLOCK_OF_ONE, bare)
     };
-    node_redlock: Library { modes: NO_PERMITS, ..shares(Node("redlock"), Redlock, prefixed) };
-    node_redlock_on_one_server: shares(Node("redlock"), Redis, prefixed);
-    redis_semaphore_mutex: Library { options: &["--namespace=mutex"], ..shares(Node("redis-semaphore"), Redis, bare) };
-    ioredis_set_nx: shares(Node("set-nx"), Redis, prefixed);
-    redisson_lock: shares(Python("redisson:lock"), Redis, prefixed);
+    node_redlock: Library { modes: NO_PERMITS, ..shares(Node("redlock"), REDLOCK, prefixed) };
+    node_redlock_on_one_server: shares(Node("redlock"), REDIS, prefixed);
+    redis_semaphore_mutex: Library { options: &["--namespace=mutex"], ..shares(Node("redis-semaphore"), REDIS, bare) };
+    ioredis_set_nx: shares(Node("set-nx"), REDIS, prefixed);
+    redisson_lock: shares(Python("redisson:lock"), REDIS, prefixed);
     redisson_lock_and_a_string: Library {
         modes: NO_PERMITS,
         raises: Some(("ResponseError", "it reads a hash, and dlock's lock is a string")),
-        ..shares(Python("redisson:lock"), RedlockOfOne, prefixed)
+        ..shares(Python("redisson:lock"), REDLOCK_OF_ONE, prefixed)
     };
-    redisson_fair_lock: shares(Python("redisson:fair"), Redis, prefixed);
-    redisson_write_lock: shares(Python("redisson:write"), Redis, prefixed);
-    redisson_read_lock: Library { modes: READER, ..shares(Python("redisson:read"), Redis, prefixed) };
-    curator_mutex: shares(Java("mutex"), ZooKeeper, path);
-    curator_write_lock: shares(Java("write"), ZooKeeper, path);
-    curator_read_lock: Library { modes: READER, ..shares(Java("read"), ZooKeeper, path) };
-    kazoo_lock: shares(Python("queues:kazoo"), ZooKeeper, path);
-    kazoo_lock_without_namespace: Library { options: &["--namespace="], ..shares(Python("queues:kazoo"), ZooKeeper, |key, _| format!("/{key}")) };
-    kazoo_write_lock: shares(Python("queues:kazoo-write"), ZooKeeper, path);
-    kazoo_read_lock: Library { modes: READER, ..shares(Python("queues:kazoo-read"), ZooKeeper, path) };
-    etcdctl: shares(Python("queues:etcdctl"), Etcd, |key, _| format!("dlock/{key}"));
-    etcdctl_without_namespace: Library { options: &["--namespace="], ..shares(Python("queues:etcdctl"), Etcd, bare) };
-    etcd_lock_service: shares(Python("queues:lock-service"), Etcd, |key, _| format!("dlock/{key}"));
-    shedlock_on_postgresql: shares(Python("sql:shedlock"), Postgres(""), prefixed);
-    shedlock_on_mariadb: shares(Python("sql:shedlock"), MariaDb(""), prefixed);
-    shedlock_on_mysql: shares(Python("sql:shedlock"), MySql(""), prefixed);
+    redisson_fair_lock: shares(Python("redisson:fair"), REDIS, prefixed);
+    redisson_write_lock: shares(Python("redisson:write"), REDIS, prefixed);
+    redisson_read_lock: Library { modes: READER, ..shares(Python("redisson:read"), REDIS, prefixed) };
+    curator_mutex: shares(Java("mutex"), ZOOKEEPER, path);
+    curator_write_lock: shares(Java("write"), ZOOKEEPER, path);
+    curator_read_lock: Library { modes: READER, ..shares(Java("read"), ZOOKEEPER, path) };
+    kazoo_lock: shares(Python("queues:kazoo"), ZOOKEEPER, path);
+    kazoo_lock_without_namespace: Library { options: &["--namespace="], ..shares(Python("queues:kazoo"), ZOOKEEPER, |key, _| format!("/{key}")) };
+    kazoo_write_lock: shares(Python("queues:kazoo-write"), ZOOKEEPER, path);
+    kazoo_read_lock: Library { modes: READER, ..shares(Python("queues:kazoo-read"), ZOOKEEPER, path) };
+    etcdctl: shares(Python("queues:etcdctl"), ETCD, |key, _| format!("dlock/{key}"));
+    etcdctl_without_namespace: Library { options: &["--namespace="], ..shares(Python("queues:etcdctl"), ETCD, bare) };
+    etcd_lock_service: shares(Python("queues:lock-service"), ETCD, |key, _| format!("dlock/{key}"));
+    shedlock_on_postgresql: shares(Python("sql:shedlock"), POSTGRES, prefixed);
+    shedlock_on_mariadb: shares(Python("sql:shedlock"), MARIADB, prefixed);
+    shedlock_on_mysql: shares(Python("sql:shedlock"), MYSQL, prefixed);
     psql: Library {
         modes: NO_PERMITS,
-        ..shares(Python("sql:advisory"), Postgres("?mode=advisory"), |key, _| format!("hashtextextended('dlock:{key}', 0)"))
+        ..shares(Python("sql:advisory"), POSTGRES_ADVISORY, |key, _| format!("hashtextextended('dlock:{key}', 0)"))
     };
     psql_shared: Library {
         modes: NO_PERMITS_READER,
-        ..shares(Python("sql:advisory-shared"), Postgres("?mode=advisory"), |key, _| format!("hashtextextended('dlock:{key}', 0)"))
+        ..shares(Python("sql:advisory-shared"), POSTGRES_ADVISORY, |key, _| format!("hashtextextended('dlock:{key}', 0)"))
     };
-    psql_with_a_number: Library { modes: NO_PERMITS, ..shares(Python("sql:advisory"), Postgres("?mode=advisory&pg_key=4711"), |_, _| "4711".into()) };
+    psql_with_a_number: Library { modes: NO_PERMITS, ..shares(Python("sql:advisory"), Place(Kind::PostgresAdvisory, |url| url + "&pg_key=4711"), |_, _| "4711".into()) };
     mariadb: Library {
         modes: EXCLUSIVE,
-        ..shares(Python("sql:advisory"), MariaDb("?mode=advisory"), |key, database| format!("'{database}.dlock/dlock:{key}'"))
+        ..shares(Python("sql:advisory"), MARIADB_ADVISORY, |key, database| format!("'{database}.dlock/dlock:{key}'"))
     };
     mysql: Library {
         modes: EXCLUSIVE,
-        ..shares(Python("sql:advisory"), MySql("?mode=advisory"), |key, database| format!("'{database}.dlock/dlock:{key}'"))
+        ..shares(Python("sql:advisory"), MYSQL_ADVISORY, |key, database| format!("'{database}.dlock/dlock:{key}'"))
     };
     mariadb_with_a_raw_name: Library {
         modes: EXCLUSIVE,
-        ..shares(Python("sql:advisory"), MariaDb("?mode=advisory&lock_name=raw"), |key, _| format!("'{key}'"))
+        ..shares(Python("sql:advisory"), Place(Kind::MariadbAdvisory, |url| url + "&lock_name=raw"), |key, _| format!("'{key}'"))
     };
 }
 
 pass! {
     kazoo_by_default_passes_dlock: Independent {
         language: Python("queues:kazoo-default"),
-        store: ZooKeeper,
+        store: ZOOKEEPER,
         name: path,
         dlock: 75,
         passed: 0,
@@ -182,7 +184,7 @@ pass! {
     };
     kazoo_semaphores_are_strangers: Independent {
         language: Python("queues:kazoo-semaphore"),
-        store: ZooKeeper,
+        store: ZOOKEEPER,
         name: path,
         dlock: 65,
         passed: 0,
@@ -191,7 +193,7 @@ pass! {
     };
     curator_semaphores_pass_dlock: Independent {
         language: Java("semaphore"),
-        store: ZooKeeper,
+        store: ZOOKEEPER,
         name: path,
         dlock: 65,
         passed: 0,
@@ -200,7 +202,7 @@ pass! {
     };
     etcd3_is_a_stranger: Independent {
         language: Python("queues:etcd3"),
-        store: Etcd,
+        store: ETCD,
         name: |key, _| format!("dlock/{key}"),
         dlock: 0,
         passed: 0,
@@ -209,7 +211,7 @@ pass! {
     };
     hashtext_is_another_number: Independent {
         language: Python("sql:advisory"),
-        store: Postgres("?mode=advisory"),
+        store: POSTGRES_ADVISORY,
         name: |key, _| format!("hashtext('dlock:{key}')"),
         dlock: 0,
         passed: 0,
@@ -218,7 +220,7 @@ pass! {
     };
     shedlock_with_local_time_passes_dlock: Independent {
         language: Python("sql:shedlock-local-time"),
-        store: Postgres(""),
+        store: POSTGRES,
         name: prefixed,
         dlock: 75,
         passed: 76,
@@ -231,7 +233,7 @@ pass! {
 #[test]
 fn psql_with_hashtext() {
     let language = Python("sql:advisory");
-    if cases::skipped("psql_with_hashtext", language, Postgres("")) {
+    if cases::skipped("psql_with_hashtext", language, POSTGRES) {
         return;
     }
     // SELECT hashtext('sms-job')
@@ -239,7 +241,7 @@ fn psql_with_hashtext() {
         modes: NO_PERMITS,
         ..shares(
             language,
-            Postgres("?mode=advisory&pg_key=130451424"),
+            Place(Kind::PostgresAdvisory, |url| url + "&pg_key=130451424"),
             |_, _| "hashtext('sms-job')".into(),
         )
     };

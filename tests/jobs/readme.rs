@@ -11,6 +11,7 @@ use crate::{
         self,
         dlock::{self, unique},
         process::{self, Process, Sweep},
+        stores::FIXTURES,
     },
 };
 
@@ -273,6 +274,39 @@ fn each_promise_has_an_existing_test() {
                 "{case}"
             );
         }
+    }
+}
+
+/// What the binary calls its stores is what people read, and what tests start.
+#[test]
+fn each_store_has_a_fixture_a_row_and_a_section() {
+    let version = dlock::run("", &["--version", "--verbose"]).stdout;
+    let stores = version
+        .lines()
+        .skip_while(|line| !line.starts_with("stores"));
+    let named = stores
+        .skip(1)
+        .filter_map(|line| line.trim().split_once("  "));
+    let named: Vec<&str> = named.map(|(name, _)| name).collect();
+    let mut started = FIXTURES.map(|fixture| fixture.store);
+    let mut expected = named.clone();
+    started.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(started[..], expected);
+    let (readme, page) = (read("README.md"), read("src/commands/man/stores.md"));
+    let table = readme.split("| URL | store |").nth(1).expect("a table");
+    let table = table
+        .split("\n\n")
+        .next()
+        .unwrap_or_default()
+        .to_lowercase();
+    for name in named {
+        for product in name.split(", ") {
+            let row = product.to_lowercase();
+            assert!(table.contains(&row), "README has no row for {product}");
+        }
+        let head = format!("\n# {}\n", name.to_uppercase().replace(", ", " AND "));
+        assert!(page.contains(&head), "stores.md has no section {head:?}");
     }
 }
 

@@ -1,10 +1,14 @@
 //! The binary under test, as a user starts it.
 
 use std::{
+    collections::BTreeMap,
     env,
     path::PathBuf,
     process::{Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -34,6 +38,22 @@ pub fn command() -> Command {
 #[track_caller]
 pub fn run(backend: &str, args: &[&str]) -> Ended {
     spawn(backend, args).wait(LIMIT)
+}
+
+/// Returns the statements that create a store's schema. `kind` tells those of different schemas
+/// apart: each is asked for once.
+#[track_caller]
+pub fn schema(kind: &str, backend: &str) -> String {
+    static SCHEMAS: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
+    let scheme = backend.split(':').next().unwrap_or_default();
+    let mut schemas = SCHEMAS.lock().unwrap_or_else(PoisonError::into_inner);
+    let print = || {
+        let printed = run(backend, &["init", "--print"]);
+        assert_eq!(printed.code(), 0, "{}", printed.stderr);
+        printed.stdout
+    };
+    let schema = schemas.entry(format!("{scheme}{kind}"));
+    schema.or_insert_with(print).clone()
 }
 
 /// Starts `dlock ARGS` on a backend.

@@ -79,6 +79,11 @@ impl Etcd {
     /// The programs that have to be installed.
     pub const PROGRAMS: [&'static str; 2] = ["etcd", "etcdctl"];
 
+    /// Returns why no member can run here; `None` if one can.
+    pub fn missing() -> Option<String> {
+        super::missing(&Self::PROGRAMS)
+    }
+
     pub fn plain() -> Self {
         Self::with(Options::default())
     }

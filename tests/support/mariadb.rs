@@ -35,21 +35,15 @@ impl Product {
             Self::MariaDb => &["mariadbd", "mariadb-install-db", "mariadb"],
             Self::MySql => &["mariadb"],
         };
-        let missing: Vec<_> = programs
-            .iter()
-            .filter(|name| super::find_program(name).is_none())
-            .copied()
-            .collect();
-        if !missing.is_empty() {
-            return Some(format!("not installed: {}", missing.join(", ")));
-        }
-        (self == Self::MySql && !mysql().join("mysqld").exists()).then(|| {
-            "tests/run could not fetch MySQL's server from Debian's unstable release".to_owned()
+        super::missing(programs).or_else(|| {
+            (self == Self::MySql && !mysql().join("mysqld").exists()).then(|| {
+                "tests/run could not fetch MySQL's server from Debian's unstable release".to_owned()
+            })
         })
     }
 
     /// Returns the scheme of dlock's URLs.
-    fn scheme(self) -> &'static str {
+    pub(crate) fn scheme(self) -> &'static str {
         if self == Self::MariaDb {
             "mariadb"
         } else {

@@ -34,6 +34,7 @@ mod pulse;
 pub mod redis;
 pub mod redlock;
 pub mod sentinel;
+pub mod stores;
 pub mod switch;
 pub mod tair;
 pub mod tls;
@@ -105,19 +106,24 @@ pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Returns whether all `programs` are installed; otherwise reports the test as skipped, or fails
-/// it.
-pub fn have(test: &str, programs: &[&str]) -> bool {
+/// Returns which programs are not installed; `None` if all are.
+pub fn missing(programs: &[&str]) -> Option<String> {
     let missing: Vec<_> = programs
         .iter()
         .filter(|name| find_program(name).is_none())
         .copied()
         .collect();
-    if missing.is_empty() {
-        return true;
+    (!missing.is_empty()).then(|| format!("not installed: {}", missing.join(", ")))
+}
+
+/// Returns whether all `programs` are installed; otherwise reports the test as skipped, or fails
+/// it.
+pub fn have(test: &str, programs: &[&str]) -> bool {
+    let missing = missing(programs);
+    if let Some(why) = &missing {
+        skip(test, why);
     }
-    skip(test, &format!("not installed: {}", missing.join(", ")));
-    false
+    missing.is_none()
 }
 
 /// Makes a temporary folder, which is removed with the returned value.

@@ -6,7 +6,10 @@ use std::{
     net::Ipv4Addr,
     path::PathBuf,
     process::Stdio,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -46,7 +49,7 @@ pub struct Redis {
     pub certificates: Option<Certificates>,
     options: Options,
     folder: TempDir,
-    child: Option<std::process::Child>,
+    child: Mutex<Option<std::process::Child>>,
     frozen: AtomicBool,
 }
 
@@ -61,6 +64,11 @@ pub fn reached_at(host: Ipv4Addr) -> Vec<String> {
 impl Redis {
     /// The program that has to be installed.
     pub const PROGRAM: &'static str = "redis-server";
+
+    /// Returns why no server can run here; `None` if one can.
+    pub fn missing() -> Option<String> {
+        super::missing(&[Self::PROGRAM])
+    }
 
     pub fn plain() -> Self {
         Self::with(Options::default())
@@ -89,7 +97,7 @@ impl Redis {
             certificates,
             options,
             folder,
-            child: None,
+            child: Mutex::new(None),
             frozen: AtomicBool::new(false),
         };
         // Another process may take the port before the server does.
@@ -116,13 +124,17 @@ impl Redis {
         self.folder.path().join("redis.sock")
     }
 
+    fn child(&self) -> MutexGuard<'_, Option<std::process::Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn pid(&self) -> u32 {
-        self.child.as_ref().expect("the server runs").id()
+        self.child().as_ref().expect("the server runs").id()
     }
 
     /// Returns whether the server is neither killed nor frozen.
     pub fn is_running(&self) -> bool {
-        self.child.is_some() && !self.frozen.load(Ordering::SeqCst)
+        self.child().is_some() && !self.frozen.load(Ordering::SeqCst)
     }
 
     fn configuration(&self) -> String {
@@ -165,12 +177,12 @@ impl Redis {
 
     /// Starts the server again, on the same port and with its data.
     #[track_caller]
-    pub fn start(&mut self) {
+    pub fn start(&self) {
         self.try_start().unwrap_or_else(|why| panic!("{why}"));
     }
 
-    fn try_start(&mut self) -> Result<(), String> {
-        assert!(self.child.is_none(), "the server runs already");
+    fn try_start(&self) -> Result<(), String> {
+        assert!(self.child().is_none(), "the server runs already");
         let file = self.folder.path().join("redis.conf");
         // A sentinel writes its state into the file.
         if !(self.options.sentinel && file.exists()) {
@@ -183,7 +195,7 @@ impl Redis {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        self.child = Some(process::start(command).expect("redis-server"));
+        *self.child() = Some(process::start(command).expect("redis-server"));
         let began = Instant::now();
         while !self.answers() {
             let log =
@@ -288,22 +300,22 @@ impl Redis {
     }
 
     /// Kills the server, as a crash does.
-    pub fn kill(&mut self) {
+    pub fn kill(&self) {
         self.frozen.store(false, Ordering::SeqCst);
-        if let Some(mut child) = self.child.take() {
+        if let Some(mut child) = self.child().take() {
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
     /// Kills the server, and starts it again with its data on disk.
-    pub fn restart(&mut self) {
+    pub fn restart(&self) {
         self.kill();
         self.start();
     }
 
     /// Restarts the server without its data, like a machine that lost its disk.
-    pub fn restart_empty(&mut self) {
+    pub fn restart_empty(&self) {
         self.kill();
         for name in ["appendonlydir", "dump.rdb"] {
             let path = self.folder.path().join(name);

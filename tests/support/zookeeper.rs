@@ -442,6 +442,20 @@ impl ZooKeeper {
     }
 }
 
+/// Returns all nodes below `path`, deepest first, then `path` itself.
+pub async fn tree(admin: &Client, path: &str) -> Vec<String> {
+    let (mut all, mut at) = (vec![path.to_owned()], 0);
+    while at < all.len() {
+        let node = all[at].clone();
+        for child in admin.list_children(&node).await.unwrap_or_default() {
+            all.push(format!("{node}/{child}"));
+        }
+        at += 1;
+    }
+    all.reverse();
+    all
+}
+
 impl Node {
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("the server runs").id()

@@ -31,7 +31,7 @@ use crate::{
         self,
         cluster::{Cluster, MASTERS},
     },
-    targets::{Kind, cluster::options_at},
+    targets::{Kind, options, places},
 };
 
 pub fn all() -> Vec<Case> {
@@ -58,6 +58,11 @@ pub fn all() -> Vec<Case> {
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 /// Longer than a failover takes.
 const FAILOVER: Duration = Duration::from_secs(20);
+
+/// Returns options to reach the cluster through the nodes on these ports.
+fn options_at(seeds: impl IntoIterator<Item = u16>) -> RedisOptions {
+    options(&format!("redis+cluster://{}", places(seeds)), "dlock")
+}
 
 fn client_at(cluster: &Cluster, nodes: &[usize]) -> Client {
     Client(Box::new(Redis::new(options_at(
@@ -107,7 +112,7 @@ async fn core_acquire(
 }
 
 async fn unreachable_nodes_are_skipped(_: &Lab) {
-    let mut cluster = Cluster::with(true, false);
+    let cluster = Cluster::with(true, false);
     let job = key_at(&cluster, 2);
     // A replica knows the slots too.
     for seeds in [vec![3], vec![1, 0], vec![2], vec![5, 0]] {
@@ -355,7 +360,7 @@ async fn a_half_moved_lock_is_refused_until_the_move_is_done(_: &Lab) {
 }
 
 async fn a_hold_and_a_waiter_outlive_their_node(_: &Lab) {
-    let mut cluster = Cluster::with(true, false);
+    let cluster = Cluster::with(true, false);
     let job = key_at(&cluster, 0);
     let (mut a, mut b) = (replicated(&cluster), client(&cluster));
     let held = request(&job, LONG);
@@ -438,7 +443,7 @@ async fn a_demoted_node_that_still_runs_is_left(_: &Lab) {
 }
 
 async fn a_lock_is_unavailable_without_its_node(_: &Lab) {
-    let mut cluster = Cluster::start();
+    let cluster = Cluster::start();
     let (here, there) = (key_at(&cluster, 0), key_at(&cluster, 1));
     let mut a = client(&cluster);
     let held = a.hold(&here).await;
@@ -573,7 +578,7 @@ async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
 }
 
 async fn a_hold_outlives_all_nodes_of_the_url(_: &Lab) {
-    let mut cluster = Cluster::with(true, false);
+    let cluster = Cluster::with(true, false);
     let job = key_at(&cluster, 1);
     let mut a = client_at(&cluster, &[0]);
     let held = a.hold(&job).await;

@@ -1,13 +1,14 @@
 //! The findings of `doctor`: none invented, none omitted, and settings that break a promise are
 //! reported.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use dlock::{
-    backends::{redis, redlock::Redlock, sql},
+    backends::{
+        redis,
+        redlock::{Redlock, RedlockOptions},
+        sql,
+    },
     lock::{Finding, Key, Kind as ErrorKind, Severity},
 };
 
@@ -19,7 +20,7 @@ use crate::{
         mariadb::{MariaDb, Options as MariaOptions},
         postgres::{Options as PostgresOptions, Postgres},
     },
-    targets::{Kind, etcd, redlock, zookeeper},
+    targets::{Kind, open},
 };
 
 pub fn all() -> Vec<Case> {
@@ -169,10 +170,7 @@ async fn server_clocks_are_reported(lab: &Lab) {
     let mut client = lab.client().await;
     let held = client.hold(&Key::probe()).await;
     let clocks = client.0.clocks().await.expect("clocks");
-    let has_none = matches!(
-        lab.kind,
-        Kind::Memory | Kind::Sqlite | Kind::Etcd | Kind::Etcd3
-    );
+    let has_none = !lab.kind.can().server || lab.kind.is_etcd();
     assert_eq!(clocks.is_empty(), has_none, "{clocks:?}");
     // Sentinel: the master and two replicas. Redlock: five nodes. Cluster: three masters.
     let several = match lab.kind {
@@ -194,11 +192,11 @@ async fn server_clocks_are_reported(lab: &Lab) {
 }
 
 async fn an_unreachable_store_is_an_error(lab: &Lab) {
-    if matches!(lab.kind, Kind::Memory | Kind::Sqlite) {
+    if !lab.kind.can().server {
         // These stores are always reachable.
         return;
     }
-    let mut client = Client(lab.target.unreachable().await);
+    let mut client = Client(lab.unreachable().await);
     let error = client
         .0
         .examine()
@@ -209,11 +207,7 @@ async fn an_unreachable_store_is_an_error(lab: &Lab) {
 
 async fn eviction_and_persistence_are_reported(lab: &Lab) {
     let mut client = lab.client().await;
-    let set = |name: &str, value: &str| {
-        lab.redis()
-            .server()
-            .command(&["CONFIG", "SET", name, value])
-    };
+    let set = |name: &str, value: &str| lab.redis().command(&["CONFIG", "SET", name, value]);
     assert_found(
         &examine(&mut client).await,
         "eviction",
@@ -269,14 +263,9 @@ async fn eviction_and_persistence_are_reported(lab: &Lab) {
 
 async fn a_master_and_its_replica_report_the_replication(lab: &Lab) {
     let replica = support::redis::Redis::plain();
-    replica.command(&[
-        "REPLICAOF",
-        "127.0.0.1",
-        &lab.redis().server().port.to_string(),
-    ]);
+    replica.command(&["REPLICAOF", "127.0.0.1", &lab.store().port().to_string()]);
     support::must("the replica follows", Duration::from_secs(10), || {
         lab.redis()
-            .server()
             .text(&["INFO", "replication"])
             .contains("state=online")
     });
@@ -289,7 +278,7 @@ async fn a_master_and_its_replica_report_the_replication(lab: &Lab) {
     );
     let mut options = redis::RedisOptions::new(redis::RedisServer::Tcp {
         host: "127.0.0.1".into(),
-        port: lab.redis().server().port,
+        port: lab.store().port(),
     });
     for (count, severity) in [(1, Severity::Ok), (2, Severity::Unsafe)] {
         options.replicas = Some(redis::Replicas {
@@ -321,10 +310,10 @@ async fn missing_rights_are_reported(lab: &Lab) {
             .into_iter()
             .chain(rules.split(' '))
             .collect();
-        lab.redis().server().command(&words);
+        lab.redis().command(&words);
         let mut options = redis::RedisOptions::new(redis::RedisServer::Tcp {
             host: "127.0.0.1".into(),
-            port: lab.redis().server().port,
+            port: lab.store().port(),
         });
         options.user = Some(user.into());
         options.password = Some(dlock::backends::Secret::new("pw"));
@@ -352,23 +341,21 @@ async fn examining_writes_nothing(lab: &Lab) {
     let mut client = lab.client().await;
     examine(&mut client).await;
     client.0.clocks().await.expect("a clock");
-    assert!(lab.redis().server().keys().is_empty());
+    assert!(lab.redis().keys().is_empty());
 }
 
 async fn two_nodes_that_are_one_server_are_unsafe(lab: &Lab) {
-    let mut ports = lab.redlock().ports();
-    ports[1] = ports[0];
-    let mut client = Client(redlock::client(&ports, "dlock"));
+    let mut options: RedlockOptions = lab.options("dlock");
+    options.nodes[1] = options.nodes[0].clone();
+    let mut client = Client(Box::new(Redlock::new(options)));
     assert_found(
         &examine(&mut client).await,
         "independence",
         Severity::Unsafe,
         "one server",
     );
-    let master = lab.redlock().ports()[0].to_string();
-    lab.redlock()
-        .node(4)
-        .command(&["REPLICAOF", "127.0.0.1", &master]);
+    let master = lab.store().ports()[0].to_string();
+    lab.redlock()[4].command(&["REPLICAOF", "127.0.0.1", &master]);
     let found = examine(&mut lab.client().await).await;
     assert_found(
         &found,
@@ -380,12 +367,12 @@ async fn two_nodes_that_are_one_server_are_unsafe(lab: &Lab) {
         &found,
         "replication",
         Severity::Unsafe,
-        &lab.redlock().ports()[4].to_string(),
+        &lab.store().ports()[4].to_string(),
     );
 }
 
 async fn a_node_that_is_down_is_reported(lab: &Lab) {
-    lab.redlock().node_mut(2).kill();
+    lab.redlock()[2].kill();
     let found = examine(&mut lab.client().await).await;
     assert_found(
         &found,
@@ -393,7 +380,7 @@ async fn a_node_that_is_down_is_reported(lab: &Lab) {
         Severity::Warn,
         "4 of 5 nodes answer, 3 are needed",
     );
-    let mut few = redlock::options(&lab.redlock().ports()[..2], "dlock");
+    let mut few: RedlockOptions = lab.options("dlock");
     few.nodes.truncate(2);
     assert_found(
         &examine(&mut Client(Box::new(Redlock::new(few)))).await,
@@ -434,7 +421,7 @@ async fn a_pooler_is_reported(lab: &Lab) {
     let Some((_pooler, port)) = super::postgres::start_pooler(lab) else {
         return support::skip("a_pooler_is_reported", "pgbouncer is not installed");
     };
-    let mut options = lab.postgres().options("dlock");
+    let mut options = lab.postgres_options("dlock");
     options.sql.server = sql::SqlServer::Tcp {
         host: "127.0.0.1".into(),
         port,
@@ -457,7 +444,7 @@ async fn isolation_and_read_only_settings_are_reported(lab: &Lab) {
     let set = |setting: &str| {
         lab.postgres().sql(&format!(
             "ALTER DATABASE {} SET {setting}",
-            lab.postgres().database
+            lab.postgres().name
         ))
     };
     set("default_transaction_isolation = 'serializable'");
@@ -518,7 +505,7 @@ async fn commits_that_a_postgresql_failover_loses_are_reported(lab: &Lab) {
         durable: true,
         ..Default::default()
     });
-    let mut options = lab.postgres().options("dlock");
+    let mut options = lab.postgres_options("dlock");
     options.sql.server = sql::SqlServer::Tcp {
         host: "127.0.0.1".into(),
         port: server.port,
@@ -603,7 +590,7 @@ async fn a_server_that_only_speaks_the_postgresql_protocol_is_refused(lab: &Lab)
 }
 
 async fn server_settings_are_reported(lab: &Lab) {
-    lab.target.isolate().await;
+    lab.isolate();
     let set = |setting: &str| lab.mariadb().sql(&format!("SET GLOBAL {setting}"));
     let mut client = lab.client().await;
     assert_found(
@@ -668,7 +655,7 @@ async fn commits_that_a_mariadb_failover_loses_are_reported(lab: &Lab) {
         .concat(),
     );
     primary.sql("mysql", "CREATE DATABASE app");
-    let mut options = lab.mariadb().options("dlock");
+    let mut options = lab.mysql_options("dlock");
     options.sql.server = sql::SqlServer::Tcp {
         host: "127.0.0.1".into(),
         port: primary.port,
@@ -743,7 +730,7 @@ async fn an_alarm_is_unsafe(_: &Lab) {
         arguments: vec!["--quota-backend-bytes=20000"],
         ..Default::default()
     });
-    let mut client = Client(etcd::client(&server.ports(), "dlock"));
+    let mut client = open(&server.url(), "dlock");
     assert_found(
         &examine(&mut client).await,
         "alarms",
@@ -771,11 +758,10 @@ async fn a_small_session_range_is_reported(_: &Lab) {
             sessions: Some(sessions),
             ..Default::default()
         };
-        zookeeper::Target::on(Arc::new(support::zookeeper::ZooKeeper::with(options)))
+        support::zookeeper::ZooKeeper::with(options)
     };
-    let target = start((Duration::from_secs(1), Duration::from_secs(4)));
-    let port = target.servers().nodes[0].port;
-    let mut client = Client(target.at_port(port, "dlock"));
+    let servers = start((Duration::from_secs(1), Duration::from_secs(4)));
+    let mut client = open(&servers.url(), "dlock");
     assert_found(
         &examine(&mut client).await,
         "timeouts",

@@ -20,8 +20,8 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![
-        // The stores that keep the document, and those that will.
-        |kind| matches!(kind, Kind::Memory | Kind::Tair | Kind::TairVersion | Kind::PostgresLease | Kind::MariadbLease | Kind::MysqlLease | Kind::Redis)
+        // The stores that keep the document, and those that will: others are queues themselves.
+        |kind| kind == Kind::Memory || kind.has_server() && !kind.keeps_positions()
             => random_steps_match_the_document]
 }
 

@@ -129,20 +129,19 @@ async fn attempt(options: EtcdOptions) -> Result<Attempt> {
 }
 
 async fn unreachable_members_are_skipped(lab: &Lab) {
-    let there = lab.etcd().etcd().port();
+    let there = lab.etcd().port();
     // Whichever member the client starts with.
     for _ in 0..6 {
         let mut options = at(&[ports::free(), there, ports::free()]);
         options.namespace =
-            dlock::lock::Namespace::new(lab.etcd().namespace("dlock")).expect("a namespace");
+            dlock::lock::Namespace::new(lab.namespace("dlock")).expect("a namespace");
         full_cycle(options).await;
     }
 }
 
 async fn a_silent_member_is_left_for_the_next(lab: &Lab) {
-    let there = lab.etcd().etcd().port();
-    let namespace =
-        dlock::lock::Namespace::new(lab.etcd().namespace("dlock")).expect("a namespace");
+    let there = lab.etcd().port();
+    let namespace = dlock::lock::Namespace::new(lab.namespace("dlock")).expect("a namespace");
     let limits = Limits::of(Duration::from_secs(1));
     for n in 0..4 {
         let mut hole = Proxy::to(there);
@@ -350,7 +349,7 @@ async fn a_user_without_rights_is_denied_and_no_secret_is_shown(lab: &Lab) {
     );
     assert_eq!(etcd.keys(""), [""; 0]);
     assert_denied(
-        &attempt(user(lab.etcd().etcd().port(), "wr0ng-secret"))
+        &attempt(user(lab.etcd().port(), "wr0ng-secret"))
             .await
             .expect_err("a server without users"),
     );

@@ -53,25 +53,24 @@ pub fn all() -> Vec<Case> {
 
 /// Returns the lock's folder in the server.
 fn folder(lab: &Lab, job: &str) -> String {
-    format!("{}/{job}/", lab.etcd().namespace("dlock"))
+    format!("{}/{job}/", lab.namespace("dlock"))
 }
 
 /// Puts a key on a lease of one minute, as another library does, and returns the lease.
 fn put(lab: &Lab, name: &str) -> String {
-    let granted = lab.etcd().etcd().ctl(&["lease", "grant", "60"]);
+    let granted = lab.etcd().ctl(&["lease", "grant", "60"]);
     let lease = granted
         .split_whitespace()
         .nth(1)
         .expect("a lease")
         .to_owned();
     lab.etcd()
-        .etcd()
         .ctl(&["put", "--lease", &lease, &name.replace("LEASE", &lease), ""]);
     lease
 }
 
 fn keys(lab: &Lab) -> Vec<String> {
-    lab.etcd().etcd().keys(&lab.etcd().namespace(""))
+    lab.etcd().keys(&lab.namespace(""))
 }
 
 fn shared(of: Request) -> Request {
@@ -90,7 +89,7 @@ async fn a_hold_is_one_key_in_its_folder(lab: &Lab) {
     let grant = a.take(&held).await;
     a.take(&nested(&held)).await;
     a.renewed(&held, None).await;
-    let etcd = lab.etcd().etcd();
+    let etcd = lab.etcd();
     let names = etcd.keys(&folder(lab, "job"));
     assert_eq!(names.len(), 1, "{names:?}");
     let lease = names[0]
@@ -152,7 +151,7 @@ async fn a_foreign_holder_is_busy_and_waited_for(lab: &Lab) {
     a.refused(&wanted).await;
     let revoke = async {
         lab.pass(SLACK).await;
-        lab.etcd().etcd().ctl(&["lease", "revoke", &lease]);
+        lab.etcd().ctl(&["lease", "revoke", &lease]);
         Instant::now()
     };
     let (_, gone) = tokio::join!(a.wait_for(&wanted, LONG), revoke);
@@ -187,7 +186,7 @@ async fn foreign_readers_share_with_readers_only(lab: &Lab) {
 
 async fn a_key_without_a_lease_is_an_error(lab: &Lab) {
     let name = format!("{}1234abcd", folder(lab, "job"));
-    lab.etcd().etcd().ctl(&["put", &name, "not a lock"]);
+    lab.etcd().ctl(&["put", &name, "not a lock"]);
     let mut a = lab.client().await;
     for wanted in [request(&key("job"), LONG), waiting(&key("job"), LONG)] {
         let error =
@@ -205,7 +204,6 @@ async fn keys_in_subfolders_block_no_lock(lab: &Lab) {
     // A key of `etcdctl lock job/1`, and a key of another program.
     put(lab, &format!("{}1/LEASE", folder(lab, "job")));
     lab.etcd()
-        .etcd()
         .ctl(&["put", &format!("{}meta", folder(lab, "job")), "x"]);
     let mut a = lab.client().await;
     for wanted in [
@@ -231,9 +229,9 @@ async fn keys_in_subfolders_block_no_lock(lab: &Lab) {
 
 async fn a_newer_layout_is_refused_by_etcds_readers(lab: &Lab) {
     let name = format!("{}write/LEASE", folder(lab, "job"));
-    let granted = lab.etcd().etcd().ctl(&["lease", "grant", "60"]);
+    let granted = lab.etcd().ctl(&["lease", "grant", "60"]);
     let lease = granted.split_whitespace().nth(1).expect("a lease");
-    lab.etcd().etcd().ctl(&[
+    lab.etcd().ctl(&[
         "put",
         "--lease",
         lease,
@@ -255,7 +253,7 @@ async fn a_newer_layout_is_refused_by_etcds_readers(lab: &Lab) {
 
 /// Returns the key of the only holder.
 fn holder_key(lab: &Lab) -> String {
-    lab.etcd().etcd().keys(&folder(lab, "job")).remove(0)
+    lab.etcd().keys(&folder(lab, "job")).remove(0)
 }
 
 async fn a_key_deleted_by_an_administrator_is_not_held(lab: &Lab) {
@@ -264,7 +262,7 @@ async fn a_key_deleted_by_an_administrator_is_not_held(lab: &Lab) {
     let inner = nested(&held);
     b.take(&inner).await;
     // The lease lives on, so a keep-alive alone would succeed.
-    lab.etcd().etcd().ctl(&["del", &holder_key(lab)]);
+    lab.etcd().ctl(&["del", &holder_key(lab)]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(b.renew(&inner, None).await, Renewal::NotHeld);
     assert!(matches!(b.attempt(&nested(&held)).await, Attempt::NotHeld));
@@ -282,7 +280,7 @@ async fn a_lease_revoked_by_an_administrator_is_not_held(lab: &Lab) {
         .next()
         .expect("a lease")
         .to_owned();
-    lab.etcd().etcd().ctl(&["lease", "revoke", &lease]);
+    lab.etcd().ctl(&["lease", "revoke", &lease]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
 }
@@ -307,7 +305,7 @@ async fn a_holder_notices_that_its_key_is_gone(lab: &Lab) {
         } else {
             &["del", &own]
         };
-        lab.etcd().etcd().ctl(words);
+        lab.etcd().ctl(words);
         let began = Instant::now();
         timeout(soon(), a.0.watch(&held.key, &held.token))
             .await
@@ -329,7 +327,6 @@ async fn requeue(lab: &Lab, lose: impl AsyncFn(&str)) {
     let wanted = waiting(&key("job"), LONG);
     assert_eq!(b.refused(&wanted).await.position, Some(1));
     let queued = lab
-        .etcd()
         .etcd()
         .keys(&folder(lab, "job"))
         .into_iter()
@@ -362,18 +359,17 @@ async fn requeue(lab: &Lab, lose: impl AsyncFn(&str)) {
 
 async fn a_waiter_whose_key_was_deleted_queues_again(lab: &Lab) {
     requeue(lab, async |name: &str| {
-        drop(lab.etcd().etcd().ctl(&["del", name]));
+        drop(lab.etcd().ctl(&["del", name]));
     })
     .await;
 }
 
 async fn a_waiter_whose_lease_ended_queues_again(lab: &Lab) {
     requeue(lab, async |name: &str| {
-        drop(lab.etcd().etcd().ctl(&[
-            "lease",
-            "revoke",
-            name.rsplit('/').next().expect("a lease"),
-        ]));
+        drop(
+            lab.etcd()
+                .ctl(&["lease", "revoke", name.rsplit('/').next().expect("a lease")]),
+        );
     })
     .await;
 }
@@ -409,7 +405,7 @@ impl Vanishing {
     }
 
     async fn vanish(&self, lab: &Lab) {
-        let ctl = |arguments: &[&str]| drop(lab.etcd().etcd().ctl(arguments));
+        let ctl = |arguments: &[&str]| drop(lab.etcd().ctl(arguments));
         match self.how {
             "expired" => lab.outlast(short()).await,
             "revoked" => ctl(&[
@@ -432,11 +428,10 @@ impl Vanishing {
 
 /// The holder's lease is over before the rest of it is asked for.
 async fn a_lease_that_is_just_over_has_an_end(lab: &Lab) {
-    let server = lab.server();
     let attempts = (0..8).map(|nth| async move {
         let job = key(&format!("job-{nth}"));
-        let proxy = Proxy::to(server.port());
-        let mut b = Client(server.through(proxy.port).await);
+        let proxy = Proxy::to(lab.store().port());
+        let mut b = lab.through(proxy.port);
         b.inspect(&job).await;
         lab.client().await.take(&lab.expiring(&job, short())).await;
         proxy.trap_nth("", nth, 1, Fault::Late(short() * 3));
@@ -500,14 +495,14 @@ async fn a_released_grant_does_not_shorten_the_drain_delay(lab: &Lab) {
     // A renewal also removes the records of vanished holders, after the drain delay.
     lab.pass(DRAIN_DELAY).await;
     b.renewed(&patient, None).await;
-    let records = format!("{}.meta/%open/", lab.etcd().namespace("dlock"));
+    let records = format!("{}.meta/%open/", lab.namespace("dlock"));
     assert_eq!(
-        lab.etcd().etcd().keys(&records).len(),
+        lab.etcd().keys(&records).len(),
         1,
         "only the holder's own record remains"
     );
     b.free(&patient).await;
-    assert!(lab.etcd().etcd().keys(&records).is_empty());
+    assert!(lab.etcd().keys(&records).is_empty());
 }
 
 /// The holder in front of the waiter gives the lock back at once, or undoes a grant whose answer
@@ -515,10 +510,9 @@ async fn a_released_grant_does_not_shorten_the_drain_delay(lab: &Lab) {
 async fn the_drain_delay_is_passed_on_to_the_next_waiter(lab: &Lab) {
     for is_lost in [false, true] {
         Vanishing::take(lab, "revoked").await.vanish(lab).await;
-        let server = lab.server();
-        let proxy = Proxy::to(server.port());
+        let proxy = Proxy::to(lab.store().port());
         let (mut a, mut b, mut c) = (
-            Client(server.through(proxy.port).await),
+            lab.through(proxy.port),
             lab.client().await,
             lab.client().await,
         );
@@ -560,8 +554,7 @@ async fn the_drain_delay_is_passed_on_to_the_next_waiter(lab: &Lab) {
         c.free(&after).await;
         assert!(
             lab.etcd()
-                .etcd()
-                .keys(&format!("{}.meta/%open/", lab.etcd().namespace("dlock")))
+                .keys(&format!("{}.meta/%open/", lab.namespace("dlock")))
                 .is_empty()
         );
     }
@@ -578,10 +571,10 @@ async fn holders_that_vanish_in_succession_leave_few_records(lab: &Lab) {
             if n == 0 { Duration::ZERO } else { DRAIN_DELAY }
         );
         fences.push(Some(grant.fence));
-        lab.etcd().etcd().ctl(&["del", &holder_key(lab)]);
+        lab.etcd().ctl(&["del", &holder_key(lab)]);
     }
-    let records = format!("{}.meta/%open/", lab.etcd().namespace("dlock"));
-    assert!(lab.etcd().etcd().keys(&records).len() < 20);
+    let records = format!("{}.meta/%open/", lab.namespace("dlock"));
+    assert!(lab.etcd().keys(&records).len() < 20);
     let past = history(&mut lab.client().await, &key("job")).await.past;
     assert!(
         past.iter()
@@ -597,7 +590,7 @@ async fn a_foreign_holders_successor_has_no_drain_delay(lab: &Lab) {
     let mut a = lab.client().await;
     let wanted = waiting(&key("job"), LONG);
     a.refused(&wanted).await;
-    lab.etcd().etcd().ctl(&["lease", "revoke", &lease]);
+    lab.etcd().ctl(&["lease", "revoke", &lease]);
     assert_eq!(a.wait_for(&wanted, LONG).await.drain_delay, Duration::ZERO);
 }
 
@@ -608,17 +601,14 @@ async fn a_waiter_is_woken_after_a_compaction(lab: &Lab) {
     b.refused(&wanted).await;
     // The revision that the waiter saw is compacted away before it watches.
     for n in 0..3 {
-        lab.etcd().etcd().ctl(&[
-            "put",
-            &format!("{}.other/{n}", lab.etcd().namespace("dlock")),
-            "x",
-        ]);
+        lab.etcd()
+            .ctl(&["put", &format!("{}.other/{n}", lab.namespace("dlock")), "x"]);
     }
-    let fields = lab.etcd().etcd().ctl(&["get", "x", "-w", "json"]);
+    let fields = lab.etcd().ctl(&["get", "x", "-w", "json"]);
     let revision =
         serde_json::from_str::<serde_json::Value>(&fields).expect("JSON")["header"]["revision"]
             .to_string();
-    lab.etcd().etcd().ctl(&["compact", &revision]);
+    lab.etcd().ctl(&["compact", &revision]);
     let release = async {
         lab.pass(SLACK).await;
         a.free(&held).await;
@@ -627,11 +617,8 @@ async fn a_waiter_is_woken_after_a_compaction(lab: &Lab) {
     let (_, released) = tokio::join!(b.wait_for(&wanted, LONG), release);
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
     // The same for a holder that watches its key.
-    lab.etcd().etcd().ctl(&[
-        "put",
-        &format!("{}.other/x", lab.etcd().namespace("dlock")),
-        "x",
-    ]);
+    lab.etcd()
+        .ctl(&["put", &format!("{}.other/x", lab.namespace("dlock")), "x"]);
     let mut c = lab.client().await;
     c.renewed(&wanted, None).await;
     b.free(&wanted).await;
@@ -639,7 +626,7 @@ async fn a_waiter_is_woken_after_a_compaction(lab: &Lab) {
 
 async fn only_the_last_fence_and_the_history_remain(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
-    let leases = || lab.etcd().etcd().leases();
+    let leases = || lab.etcd().leases();
     let held = a.hold(&key("job")).await;
     let before = keys(lab);
     // Other cases have leases too, so only leases that exist before and after count.
@@ -653,7 +640,6 @@ async fn only_the_last_fence_and_the_history_remain(lab: &Lab) {
     b.refused(&wanted).await;
     let queued: Vec<String> = lab
         .etcd()
-        .etcd()
         .keys(&folder(lab, "job"))
         .iter()
         .filter_map(|n| n.rsplit('/').next().map(str::to_owned))
@@ -663,14 +649,14 @@ async fn only_the_last_fence_and_the_history_remain(lab: &Lab) {
     assert_eq!(keys(lab), before);
     c.take(&nested(&held)).await;
     assert_eq!(a.release(&held, Scope::Tree).await, Release::Released);
-    let run = format!("{}.meta/%fine/job/", lab.etcd().namespace("dlock"));
+    let run = format!("{}.meta/%fine/job/", lab.namespace("dlock"));
     let after: Vec<_> = keys(lab)
         .into_iter()
         .filter(|name| !name.starts_with(&run))
         .collect();
     assert_eq!(
         after,
-        [format!("{}.meta/%last/job", lab.etcd().namespace("dlock"))]
+        [format!("{}.meta/%last/job", lab.namespace("dlock"))]
     );
     let left = leases();
     assert!(queued.len() == 2 && queued.contains(&ours));
@@ -716,7 +702,7 @@ async fn unused_records_are_collected(lab: &Lab) {
     left.retain(|name| name.contains("%last"));
     assert_eq!(
         left,
-        [format!("{}.meta/%last/used", lab.etcd().namespace("dlock"))]
+        [format!("{}.meta/%last/used", lab.namespace("dlock"))]
     );
     a.free(&next).await;
     assert_eq!(
@@ -735,10 +721,7 @@ async fn a_token_can_not_be_derived_from_stored_data(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     a.take(&nested(&held)).await;
-    let all = lab
-        .etcd()
-        .etcd()
-        .ctl(&["get", "--prefix", &lab.etcd().namespace("")]);
+    let all = lab.etcd().ctl(&["get", "--prefix", &lab.namespace("")]);
     let owner = held.token.owner;
     for form in [
         owner.to_string(),
@@ -784,11 +767,11 @@ async fn a_dead_queue_monitor_is_replaced(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     let monitor = || {
-        lab.etcd().etcd().ctl(&[
+        lab.etcd().ctl(&[
             "get",
             "-w",
             "fields",
-            &format!("{}.meta/%last/job/lookout", lab.etcd().namespace("dlock")),
+            &format!("{}.meta/%last/job/lookout", lab.namespace("dlock")),
         ])
     };
     gone.refused(&waiting(&job, LONG)).await;
@@ -841,14 +824,14 @@ async fn only_the_front_waiters_are_probed(lab: &Lab) {
         one.refused(&wanted).await;
         waiters.push((one, wanted));
     }
-    let calls = lab.etcd().namespace("dlock") + ".meta/%last/job/call/";
+    let calls = lab.namespace("dlock") + ".meta/%last/job/call/";
     let all = waiters.iter_mut().map(|(one, wanted)| async {
         timeout(Duration::from_secs(6), one.wait(wanted, LONG))
             .await
             .expect_err("woken")
     });
     join_all(all).await;
-    let probed = lab.etcd().etcd().keys(&calls).len();
+    let probed = lab.etcd().keys(&calls).len();
     assert!(
         (2..10).contains(&probed),
         "a few waiters at the front are probed: {probed}"
@@ -856,7 +839,7 @@ async fn only_the_front_waiters_are_probed(lab: &Lab) {
     for (one, wanted) in &mut waiters {
         one.leave_queue(wanted).await;
     }
-    assert!(lab.etcd().etcd().keys(&calls).is_empty());
+    assert!(lab.etcd().keys(&calls).is_empty());
     a.free(&held).await;
 }
 
@@ -871,7 +854,7 @@ async fn a_waiter_probed_before_it_listens_answers(lab: &Lab) {
         assert_eq!(one.refused(&wanted).await.position, Some(position));
         waiters.push((one, wanted));
     }
-    let calls = lab.etcd().namespace("dlock") + ".meta/%last/job/call/";
+    let calls = lab.namespace("dlock") + ".meta/%last/job/call/";
     let (watcher, wanted) = &mut waiters[2];
     assert!(
         timeout(Duration::from_millis(500), watcher.wait(wanted, LONG))
@@ -879,7 +862,7 @@ async fn a_waiter_probed_before_it_listens_answers(lab: &Lab) {
             .is_err()
     );
     assert_eq!(
-        lab.etcd().etcd().keys(&calls).len(),
+        lab.etcd().keys(&calls).len(),
         3,
         "the monitor is probed too"
     );
@@ -895,7 +878,6 @@ async fn a_waiter_probed_before_it_listens_answers(lab: &Lab) {
     );
     // A waiter that is silent for five seconds after its probe counts as dead.
     let answers = lab
-        .etcd()
         .etcd()
         .ctl(&["get", "--prefix", "--print-value-only", &calls]);
     assert_eq!(

@@ -70,7 +70,7 @@ async fn fence_rises_over_lost_data(lab: &Lab) {
             client.free(&held).await;
         }
         drop(client);
-        lab.target.lose_data().await;
+        lab.lose_data().await;
         lab.pass(Duration::from_millis(5)).await;
     }
 }

@@ -16,7 +16,7 @@ use crate::{
         proxy::Proxy,
         zookeeper::{self, ZooKeeper},
     },
-    targets::{Kind, redlock},
+    targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
@@ -47,14 +47,14 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Creates a user that may have few connections.
 fn limited(lab: &Lab) -> String {
     if lab.kind.is_postgres() {
-        let user = format!("few_{}", lab.postgres().database);
+        let user = format!("few_{}", lab.postgres().name);
         lab.sql(&format!("CREATE ROLE {user} LOGIN CONNECTION LIMIT {FEW}"));
         lab.sql(&format!(
             "GRANT ALL ON ALL TABLES IN SCHEMA public TO {user}"
         ));
         return user;
     }
-    let database = &lab.mariadb().database;
+    let database = &lab.mariadb().name;
     let user = format!("few_{database}");
     lab.sql(&format!("CREATE USER '{user}'@'%' WITH MAX_USER_CONNECTIONS {FEW}; GRANT ALL ON {database}.* TO '{user}'@'%'"));
     user
@@ -117,29 +117,19 @@ async fn all_contenders_get_two_locks_over_few_sessions(lab: &Lab) {
 
 /// Each server, or what is in front of it, closes the connections that are too many.
 async fn all_contenders_get_two_locks_over_few_connections(lab: &Lab) {
-    let ports = if lab.kind == Kind::Redlock {
-        lab.redlock().ports()
-    } else {
-        vec![lab.server().port()]
-    };
-    let proxies: Vec<_> = ports.into_iter().map(Proxy::to).collect();
+    let ports = lab.store().ports().into_iter();
+    let proxies: Vec<_> = ports.map(Proxy::to).collect();
     for proxy in &proxies {
         proxy.limit(FEW);
     }
     let ports: Vec<_> = proxies.iter().map(|proxy| proxy.port).collect();
-    let client = async || match &ports[..] {
-        [port] => lab.server().through(*port).await,
-        ports => redlock::client(ports, "dlock"),
-    };
-    all_contenders_get(lab, &KEYS, client).await;
+    all_contenders_get(lab, &KEYS, async || lab.through_all(&ports).0).await;
 }
 
 async fn all_contenders_get_two_locks_of_a_server_with_few_clients(lab: &Lab) {
     if lab.kind == Kind::Redis {
         let few = FEW.to_string();
-        lab.redis()
-            .server()
-            .command(&["CONFIG", "SET", "maxclients", &few]);
+        lab.redis().command(&["CONFIG", "SET", "maxclients", &few]);
         return all_contenders_get(lab, &KEYS, async || lab.client().await.0).await;
     }
     let server = ZooKeeper::with(zookeeper::Options {
@@ -147,5 +137,5 @@ async fn all_contenders_get_two_locks_of_a_server_with_few_clients(lab: &Lab) {
         ..Default::default()
     });
     let port = server.nodes[0].port;
-    all_contenders_get(lab, &KEYS, async || lab.zookeeper().at_port(port, "dlock")).await;
+    all_contenders_get(lab, &KEYS, async || lab.through(port).0).await;
 }

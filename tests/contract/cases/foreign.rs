@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Attempt, Kind as ErrorKind, Progress, Release, Renewal, Request, Scope};
+use dlock::lock::{Attempt, Kind as ErrorKind, Mode, Progress, Release, Renewal, Request, Scope};
 
 use super::{Case, cases};
 use crate::{
@@ -34,7 +34,7 @@ async fn name(lab: &Lab, job: &str) -> String {
 
 /// Tries every operation on another client's key, and checks that the key is unchanged.
 async fn assert_untouched(lab: &Lab, job: &str, name: &str) {
-    let server = lab.redis().server();
+    let server = lab.redis();
     let dump = |server: &crate::support::redis::Redis| server.command(&["DUMP", name]);
     let before = (dump(&server), server.int(&["PTTL", name]));
     let mut a = lab.client().await;
@@ -78,7 +78,6 @@ async fn assert_untouched(lab: &Lab, job: &str, name: &str) {
 async fn a_string_with_an_expiry_is_a_busy_lock(lab: &Lab) {
     let name = name(lab, "job").await;
     lab.redis()
-        .server()
         .command(&["SET", &name, "0a1b2c", "NX", "PX", "5000"]);
     let mut a = lab.client().await;
     let busy = a.refused(&request(&key("job"), LONG)).await;
@@ -94,16 +93,14 @@ async fn a_string_with_an_expiry_is_a_busy_lock(lab: &Lab) {
         "{state:?}"
     );
     assert_untouched(lab, "job", &name).await;
-    lab.redis().server().command(&["DEL", &name]);
+    lab.redis().command(&["DEL", &name]);
     a.hold(&key("job")).await;
 }
 
 /// The default of redis-py's lock.
 async fn a_string_without_an_expiry_is_a_busy_lock(lab: &Lab) {
     let name = name(lab, "job").await;
-    lab.redis()
-        .server()
-        .command(&["SET", &name, "0a1b2c", "NX"]);
+    lab.redis().command(&["SET", &name, "0a1b2c", "NX"]);
     let mut a = lab.client().await;
     for wanted in [request(&key("job"), LONG), waiting(&key("job"), LONG)] {
         let busy = a.refused(&wanted).await;
@@ -124,16 +121,17 @@ async fn a_string_without_an_expiry_is_a_busy_lock(lab: &Lab) {
         "{state:?}"
     );
     assert_untouched(lab, "job", &name).await;
-    lab.redis().server().command(&["DEL", &name]);
+    lab.redis().command(&["DEL", &name]);
     a.hold(&key("job")).await;
 }
 
 async fn the_locks_of_other_libraries_are_listed(lab: &Lab) {
-    let server = lab.redis().server();
+    let server = lab.redis();
     for (job, words) in [
         ("string", &["SET", "x", "NX", "PX", "60000"][..]),
         ("forever", &["SET", "x", "NX"]),
         ("hash", &["HSET", "0a1b:31", "1"]),
+        ("object", &["HSET", "name", "ana"]),
         ("no-lock", &["LPUSH", "x"]),
     ] {
         let name = name(lab, job).await;
@@ -155,7 +153,12 @@ async fn the_locks_of_other_libraries_are_listed(lab: &Lab) {
     // Without a namespace, a string may be anything.
     server.command(&["SET", "session-4711", "x"]);
     let mut all = lab.client_in("").await;
-    assert!(!all.keys("").await.contains(&"session-4711".to_owned()));
+    let bare = all.keys("").await;
+    assert!(!bare.contains(&"session-4711".to_owned()));
+    // There the same name is the same lock.
+    assert!(bare.contains(&"dlock:ours".to_owned()));
+    let busy = all.refused(&request(&key("dlock:ours"), LONG)).await;
+    assert!(busy.holders[0].foreign);
 }
 
 async fn a_key_of_another_type_is_an_error(lab: &Lab) {
@@ -171,7 +174,7 @@ async fn a_key_of_another_type_is_an_error(lab: &Lab) {
             .iter()
             .map(|word| if *word == "?" { name.as_str() } else { word })
             .collect();
-        lab.redis().server().command(&words);
+        lab.redis().command(&words);
         let error = lab
             .client()
             .await
@@ -180,6 +183,8 @@ async fn a_key_of_another_type_is_an_error(lab: &Lab) {
             .await
             .expect_err("no lock");
         assert_eq!(error.kind, ErrorKind::Data, "{job}: {error:?}");
+        let error = lab.client().await.0.inspect(&key(job)).await;
+        assert_eq!(error.expect_err("no lock").kind, ErrorKind::Data, "{job}");
         assert_untouched(lab, job, &name).await;
     }
 }
@@ -187,7 +192,6 @@ async fn a_key_of_another_type_is_an_error(lab: &Lab) {
 async fn a_hash_that_is_no_lock_is_an_error(lab: &Lab) {
     let name = name(lab, "job").await;
     lab.redis()
-        .server()
         .command(&["HSET", &name, "name", "ana", "mail", "ana@example.org"]);
     let error = lab
         .client()
@@ -216,8 +220,8 @@ async fn redissons_locks_are_busy_and_reported(lab: &Lab) {
             .into_iter()
             .chain(fields.iter().copied())
             .collect();
-        lab.redis().server().command(&words);
-        lab.redis().server().command(&["PEXPIRE", &name, "30000"]);
+        lab.redis().command(&words);
+        lab.redis().command(&["PEXPIRE", &name, "30000"]);
         let mut a = lab.client().await;
         let busy = a.refused(&request(&key(job), LONG)).await;
         assert!(
@@ -225,11 +229,20 @@ async fn redissons_locks_are_busy_and_reported(lab: &Lab) {
                 .is_some_and(|left| left <= Duration::from_secs(30)),
             "{job}"
         );
+        assert!(!busy.notifies, "the lock has to be polled");
         assert!(busy.holders.iter().all(|holder| holder.foreign), "{job}");
+        let nested = crate::lab::nested(&request(&key(job), LONG));
+        assert!(matches!(a.attempt(&nested).await, Attempt::NotHeld));
         let state = a.inspect(&key(job)).await;
+        let (count, holds, mode) = match job {
+            "read" => (2, 1, Mode::Shared),
+            "entered" => (1, 3, Mode::Exclusive),
+            _ => (1, 1, Mode::Exclusive),
+        };
+        let first = &state.holders[0];
         assert_eq!(
-            state.holders.len(),
-            if job == "read" { 2 } else { 1 },
+            (state.holders.len(), first.holds, first.mode),
+            (count, holds, mode),
             "{job}: {state:?}"
         );
         assert!(
@@ -247,7 +260,6 @@ async fn redissons_locks_are_busy_and_reported(lab: &Lab) {
 async fn redissons_lock_without_an_expiry_is_busy(lab: &Lab) {
     let name = name(lab, "job").await;
     lab.redis()
-        .server()
         .command(&["HSET", &name, &format!("{OTHER}:31"), "1"]);
     let busy = lab
         .client()
@@ -269,7 +281,7 @@ async fn our_lock_has_the_form_redisson_expects(lab: &Lab) {
     .await;
     a.take(&crate::lab::nested(&held)).await;
     let name = name(lab, "job").await;
-    let server = lab.redis().server();
+    let server = lab.redis();
     assert_eq!(server.text(&["TYPE", &name]), "hash");
     let fields: std::collections::BTreeMap<String, String> =
         redis::from_redis_value(server.command(&["HGETALL", &name])).expect("a hash");
@@ -300,7 +312,7 @@ async fn a_lock_deleted_by_others_is_not_held(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     let name = name(lab, "job").await;
-    lab.redis().server().command(&["DEL", &name]);
+    lab.redis().command(&["DEL", &name]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     let newer = lab.client().await.hold(&job).await;
@@ -313,11 +325,10 @@ async fn a_lock_taken_over_by_others_is_not_held(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     let name = name(lab, "job").await;
-    lab.redis().server().command(&["DEL", &name]);
+    lab.redis().command(&["DEL", &name]);
     lab.redis()
-        .server()
         .command(&["HSET", &name, &format!("{OTHER}:31"), "1"]);
-    lab.redis().server().command(&["PEXPIRE", &name, "30000"]);
+    lab.redis().command(&["PEXPIRE", &name, "30000"]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert!(matches!(
@@ -338,7 +349,6 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     let held = a.hold(&job).await;
     let name = name(lab, "job").await;
     lab.redis()
-        .server()
         .command(&["HSET", &format!("dlock:{{{name}}}:record"), "v", "2.0"]);
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
@@ -348,26 +358,26 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
             .await
             .err(),
     );
+    errors.extend(a.0.try_acquire(&crate::lab::nested(&held)).await.err());
     errors.extend(a.0.inspect(&job).await.err());
-    assert_eq!(errors.len(), 4);
+    errors.extend(a.0.list("", &Progress::default()).await.err());
+    assert_eq!(errors.len(), 6);
     assert!(
         errors.iter().all(|error| error.kind == ErrorKind::Layout),
         "{errors:?}"
     );
     // dlock reads a newer minor version.
     lab.redis()
-        .server()
         .command(&["HSET", &format!("dlock:{{{name}}}:record"), "v", "1.9"]);
     a.renewed(&held, None).await;
+    a.refused(&request(&job, LONG)).await;
     a.free(&held).await;
 }
 
 async fn a_foreign_holder_is_waited_for_by_polling(lab: &Lab) {
     use dlock::lease::{BootClock, Limits, Outcome, WaitPolicy, acquire};
     let name = name(lab, "job").await;
-    lab.redis()
-        .server()
-        .command(&["SET", &name, "x", "PX", "60000"]);
+    lab.redis().command(&["SET", &name, "x", "PX", "60000"]);
     let mut a = lab.client().await;
     let wanted = waiting(&key("job"), short());
     let never = std::future::pending::<()>();
@@ -382,7 +392,7 @@ async fn a_foreign_holder_is_waited_for_by_polling(lab: &Lab) {
     );
     let delete = async {
         lab.pass(Duration::from_millis(300)).await;
-        lab.redis().server().command(&["DEL", &name]);
+        lab.redis().command(&["DEL", &name]);
         std::time::Instant::now()
     };
     let (outcome, deleted) = tokio::join!(take, delete);

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use dlock::{
     backends::{
-        Secret, etcd, kit::Configured, mysql, postgres, redis, redlock::Redlock,
-        zookeeper::ZooKeeper,
+        Secret, etcd,
+        kit::Configured,
+        mysql, postgres, redis,
+        redlock::Redlock,
+        zookeeper::{ZooKeeper, ZooKeeperOptions},
     },
     lock::{
         Amendment, Break, Effect, Intent, Kind as ErrorKind, Mode, Note, PASSWORD, Progress,
@@ -21,7 +24,7 @@ use super::{
 use crate::{
     lab::{Client, LONG, Lab, SLACK, key, nested, request, runner, short, soon, waiting},
     support::{self, cluster::Cluster, sentinel::Deployment},
-    targets::{Kind, cluster, redlock, sentinel},
+    targets::{Kind, options},
 };
 
 pub fn all() -> Vec<Case> {
@@ -285,14 +288,14 @@ fn as_user(options: &redis::RedisOptions, user: &str) -> redis::RedisOptions {
 async fn redis_users_have_the_rights_they_need(lab: &Lab) {
     let options = redis::RedisOptions::new(redis::RedisServer::Tcp {
         host: "127.0.0.1".into(),
-        port: lab.redis().server().port,
+        port: lab.store().port(),
     });
-    set_users(&lab.redis().server(), &options);
+    set_users(lab.redis(), &options);
     use_rights(lab, true, |user| {
         Client(Box::new(redis::Redis::new(as_user(&options, user))))
     })
     .await;
-    assert_nothing_refused([&*lab.redis().server()]);
+    assert_nothing_refused([lab.redis()]);
 }
 
 async fn users_are_confined_to_their_namespace(lab: &Lab) {
@@ -300,10 +303,10 @@ async fn users_are_confined_to_their_namespace(lab: &Lab) {
         namespace: dlock::lock::Namespace::new(namespace).expect("a namespace"),
         ..redis::RedisOptions::new(redis::RedisServer::Tcp {
             host: "127.0.0.1".into(),
-            port: lab.redis().server().port,
+            port: lab.store().port(),
         })
     };
-    set_users(&lab.redis().server(), &options("one"));
+    set_users(lab.redis(), &options("one"));
     let stranger = as_user(&options("other"), "dlock-run");
     let mut stranger = Client(Box::new(redis::Redis::new(stranger)));
     let error = stranger
@@ -316,7 +319,7 @@ async fn users_are_confined_to_their_namespace(lab: &Lab) {
 
 async fn sentinel_users_have_the_rights_they_need(lab: &Lab) {
     let deployment = Deployment::start();
-    let mut options = sentinel::options(&deployment.sentinels.iter().collect::<Vec<_>>());
+    let mut options = options::<redis::RedisOptions>(&deployment.url(), "dlock");
     options.replicas = Some(redis::Replicas {
         count: 1,
         within: Duration::from_secs(2),
@@ -333,7 +336,7 @@ async fn sentinel_users_have_the_rights_they_need(lab: &Lab) {
 
 async fn cluster_users_have_the_rights_they_need(lab: &Lab) {
     let cluster = Cluster::start();
-    let options = cluster::options_at([cluster.nodes[0].port]);
+    let options = options::<redis::RedisOptions>(&cluster.url(), "dlock");
     for server in &cluster.nodes {
         set_users(server, &options);
     }
@@ -345,9 +348,9 @@ async fn cluster_users_have_the_rights_they_need(lab: &Lab) {
 }
 
 async fn redlock_users_have_the_rights_they_need(lab: &Lab) {
-    let options = redlock::options(&lab.redlock().ports(), "dlock");
-    for n in 0..redlock::NODES {
-        set_users(&lab.redlock().node(n), &options);
+    let options = lab.options::<dlock::backends::redlock::RedlockOptions>("dlock");
+    for n in 0..options.nodes.len() {
+        set_users(&lab.redlock()[n], &options);
     }
     use_rights(lab, true, |user| {
         let nodes = options
@@ -363,14 +366,14 @@ async fn redlock_users_have_the_rights_they_need(lab: &Lab) {
         )))
     })
     .await;
-    for n in 0..redlock::NODES {
-        assert_nothing_refused([&*lab.redlock().node(n)]);
+    for n in 0..options.nodes.len() {
+        assert_nothing_refused([&lab.redlock()[n]]);
     }
 }
 
 async fn postgres_roles_have_the_rights_they_need(lab: &Lab) {
-    lab.target.isolate().await;
-    let options = lab.postgres().options("dlock");
+    lab.isolate();
+    let options = lab.postgres_options("dlock");
     for role in ROLES {
         lab.postgres().sql(&options.grants(role).text);
     }
@@ -383,8 +386,8 @@ async fn postgres_roles_have_the_rights_they_need(lab: &Lab) {
 }
 
 async fn mariadb_users_have_the_rights_they_need(lab: &Lab) {
-    lab.target.isolate().await;
-    let options = lab.mariadb().options("dlock");
+    lab.isolate();
+    let options = lab.mysql_options("dlock");
     for role in ROLES {
         lab.mariadb()
             .sql(&options.grants(role).text.replace(PASSWORD, "pw"));
@@ -426,10 +429,8 @@ async fn etcd_users_have_the_rights_they_need(lab: &Lab) {
 }
 
 async fn a_zookeeper_login_has_the_rights_it_needs(lab: &Lab) {
-    let zookeeper = lab.zookeeper();
-    let admin = zookeeper.admin().await;
-    let hosts = zookeeper.servers().hosts();
-    let options = zookeeper.options(hosts.clone(), "dlock");
+    let admin = lab.admin().await;
+    let options: ZooKeeperOptions = lab.options("dlock");
     // Both roles write, so they share the nodes that one of them created.
     let text = options.grants(Role::Run).text.replace(PASSWORD, "pw");
     for line in text.lines() {
@@ -439,13 +440,10 @@ async fn a_zookeeper_login_has_the_rights_it_needs(lab: &Lab) {
         options.grants(Role::View).text.is_empty() && !options.grants(Role::View).notes.is_empty()
     );
     use_rights(lab, false, |_| {
-        let options = zookeeper.options(hosts.clone(), "dlock");
-        Client(Box::new(ZooKeeper::new(
-            dlock::backends::zookeeper::ZooKeeperOptions {
-                login: Some(("dlock-run".into(), Secret::new("pw"))),
-                ..options
-            },
-        )))
+        Client(Box::new(ZooKeeper::new(ZooKeeperOptions {
+            login: Some(("dlock-run".into(), Secret::new("pw"))),
+            ..options.clone()
+        })))
     })
     .await;
     let mut stranger = lab.client().await;

@@ -734,12 +734,12 @@ async fn a_holder_that_waited_first_is_recorded_too(lab: &Lab) {
 
 async fn a_release_whose_answer_was_lost_is_recorded_once(lab: &Lab) {
     for fault in [Fault::CutAfter, Fault::Swallow] {
-        let proxy = Proxy::to(lab.server().port());
-        let mut a = Client(lab.server().through(proxy.port).await);
+        let proxy = Proxy::to(lab.store().port());
+        let mut a = lab.through(proxy.port);
         let job = key(&format!("job-{fault:?}"));
         let held = a.hold(&job).await;
         a.renewed(&held, None).await;
-        proxy.trap(lab.server().changing_mark(), fault);
+        proxy.trap(lab.kind.marks().changing, fault);
         let limits = Limits::of(Duration::from_secs(2));
         lease::release(
             &mut *a.0,
@@ -762,8 +762,8 @@ async fn a_release_whose_answer_was_lost_is_recorded_once(lab: &Lab) {
 /// Whichever answer of an acquire is lost, no second hold appears in the history as vanished.
 async fn a_run_whose_answers_were_lost_is_one_run(lab: &Lab) {
     for nth in 0.. {
-        let proxy = Proxy::to(lab.server().port());
-        let mut a = Client(lab.server().through(proxy.port).await);
+        let proxy = Proxy::to(lab.store().port());
+        let mut a = lab.through(proxy.port);
         a.inspect(&key("warm")).await;
         let asked = with_host("web1")(request(&key(&format!("job-{nth}")), LONG));
         proxy.trap_nth("", nth, 1, Fault::CutAfter);

@@ -358,9 +358,9 @@ async fn random_kinds_match_the_reference(lab: &Lab) {
         while let Err(differs) = play(lab, seed).await {
             replays += 1;
             assert!(replays < 4, "{differs}");
-            lab.target.lose_data().await;
+            lab.lose_data().await;
         }
-        lab.target.lose_data().await;
+        lab.lose_data().await;
     }
 }
 

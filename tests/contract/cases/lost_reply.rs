@@ -59,9 +59,8 @@ const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 /// Returns a client behind a proxy. The client has run every script once, so its next request is
 /// the tested one.
 async fn warm(lab: &Lab) -> (Proxy, Client) {
-    let server = lab.server();
-    let proxy = Proxy::to(server.port());
-    let mut client = Client(server.through(proxy.port).await);
+    let proxy = Proxy::to(lab.store().port());
+    let mut client = lab.through(proxy.port);
     let held = waiting(&key("warm"), LONG);
     client.take(&held).await;
     client.renewed(&held, None).await;
@@ -103,7 +102,7 @@ async fn acquire_whose_answer_was_lost_is_granted_once(lab: &Lab) {
     for fault in LOST {
         let (proxy, mut a) = warm(lab).await;
         let job = key(&format!("job-{fault:?}"));
-        proxy.trap(lab.server().taking_mark(), fault);
+        proxy.trap(lab.kind.marks().taking, fault);
         // The client opens a second session meanwhile, which takes time on a busy machine.
         let asked = lease::acquire(
             &mut *a.0,
@@ -139,7 +138,7 @@ async fn acquire_whose_answers_are_all_lost_is_undone(lab: &Lab) {
         let (proxy, mut a) = warm(lab).await;
         let job = key(&format!("job-{fault:?}"));
         // The undo has to get through.
-        proxy.trap_nth(lab.server().acquire_mark(), 0, usize::MAX, fault);
+        proxy.trap_nth(lab.kind.marks().acquire, 0, usize::MAX, fault);
         let error = core_acquire(&mut a, request(&job, LONG), WaitPolicy::Try)
             .await
             .expect_err("no answer");
@@ -180,7 +179,7 @@ fn of_each_kind(lab: &Lab, job: &str) -> Vec<Request> {
 
 /// Sends a request that a proxy delivers late, even though the client has given it up.
 async fn late(lab: &Lab, proxy: &Proxy, client: &mut Client, wanted: &Request) {
-    proxy.trap(lab.server().taking_mark(), Fault::Late(overtaking_delay()));
+    proxy.trap(lab.kind.marks().taking, Fault::Late(overtaking_delay()));
     let given_up = tokio::time::timeout(overtaking_delay() / 4, client.0.try_acquire(wanted)).await;
     assert!(given_up.is_err(), "{given_up:?}");
 }
@@ -196,7 +195,7 @@ async fn acquire_that_arrives_after_its_release_is_not_granted(lab: &Lab) {
             "the attempt has not arrived yet"
         );
         a.leave_queue(&wanted).await;
-        lab.pass(overtaking_delay() + SLACK + lab.kind.late_claim())
+        lab.pass(overtaking_delay() + SLACK + lab.late_claim())
             .await;
         assert_free(lab, &wanted.key).await;
         lab.client().await.hold(&wanted.key).await;
@@ -222,7 +221,7 @@ async fn acquire_that_was_repeated_and_arrives_after_the_release_is_not_granted(
                     .expect("break")
             ),
         }
-        lab.pass(overtaking_delay() + SLACK + lab.kind.late_claim())
+        lab.pass(overtaking_delay() + SLACK + lab.late_claim())
             .await;
         assert_free(lab, &wanted.key).await;
         other.hold(&wanted.key).await;
@@ -252,7 +251,7 @@ async fn nested_acquire_that_arrives_after_its_release_enters_nothing(lab: &Lab)
 async fn acquire_given_up_on_is_undone_by_the_core(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     let job = key("job");
-    proxy.trap(lab.server().taking_mark(), Fault::Swallow);
+    proxy.trap(lab.kind.marks().taking, Fault::Swallow);
     let stop = async {
         while proxy.sprung() == 0 {
             lab.pass(Duration::from_millis(5)).await;
@@ -279,7 +278,7 @@ async fn renewal_whose_answer_was_lost_is_repeated(lab: &Lab) {
         let (proxy, mut a) = warm(lab).await;
         let job = key(&format!("job-{fault:?}"));
         let held = a.hold(&job).await;
-        proxy.trap(lab.server().changing_mark(), fault);
+        proxy.trap(lab.kind.marks().changing, fault);
         let renewal = lease::ask(
             &mut *a.0,
             &BootClock,
@@ -347,7 +346,7 @@ async fn renewal_that_arrives_late_does_not_revive(lab: &Lab) {
     let held = request(&job, short());
     a.take(&held).await;
     let longer = lab.other_ttl(LONG).await.map(crate::lab::ttl);
-    proxy.trap(lab.server().changing_mark(), Fault::Late(over + SLACK * 2));
+    proxy.trap(lab.kind.marks().changing, Fault::Late(over + SLACK * 2));
     let unanswered =
         tokio::time::timeout(over, a.0.renew(&held.key, &held.token, longer.into())).await;
     assert!(unanswered.is_err(), "{unanswered:?}");
@@ -364,7 +363,7 @@ async fn release_whose_answer_was_lost_is_unknown_and_done(lab: &Lab) {
         let (proxy, mut a) = warm(lab).await;
         let job = key(&format!("job-{fault:?}"));
         let held = a.hold(&job).await;
-        proxy.trap(lab.server().changing_mark(), fault);
+        proxy.trap(lab.kind.marks().changing, fault);
         let released = lease::release(
             &mut *a.0,
             &BootClock,
@@ -388,7 +387,7 @@ async fn release_that_never_arrived_is_repeated(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     let job = key("job");
     let held = a.hold(&job).await;
-    proxy.trap(lab.server().changing_mark(), Fault::CutBefore);
+    proxy.trap(lab.kind.marks().changing, Fault::CutBefore);
     let released = lease::release(
         &mut *a.0,
         &BootClock,
@@ -409,7 +408,7 @@ async fn release_that_arrives_late_leaves_the_newer_holder(lab: &Lab) {
     let job = key("job");
     let held = request(&job, short());
     a.take(&held).await;
-    proxy.trap(lab.server().changing_mark(), Fault::Late(over + SLACK * 2));
+    proxy.trap(lab.kind.marks().changing, Fault::Late(over + SLACK * 2));
     let unanswered = tokio::time::timeout(
         over,
         a.0.release(&held.key, &held.token, &Scope::Tree.into()),
@@ -610,11 +609,11 @@ async fn waiting_outlives_an_outage(lab: &Lab) {
 }
 
 async fn a_frozen_server_gives_no_answer(lab: &Lab) {
-    lab.target.isolate().await;
+    lab.isolate();
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    lab.server().freeze();
+    lab.store().freeze();
     let began = Instant::now();
     let error = core_acquire(
         &mut lab.client().await,
@@ -628,7 +627,7 @@ async fn a_frozen_server_gives_no_answer(lab: &Lab) {
         a.0.renew(&job, &held.token, None.into()),
     )
     .await;
-    lab.server().thaw();
+    lab.store().thaw();
     assert!(
         error.is_transient() && error.effect == Effect::Unknown,
         "{error:?}"
@@ -648,14 +647,12 @@ async fn a_restarted_server_gets_the_scripts_in_full(lab: &Lab) {
     for forget in [["SCRIPT", "FLUSH"], ["CLIENT", "KILL"]] {
         let held = a.hold(&job).await;
         if forget[0] == "SCRIPT" {
-            lab.redis().server().command(&forget);
+            lab.redis().command(&forget);
             a.renewed(&held, None).await;
-            lab.redis().server().command(&forget);
+            lab.redis().command(&forget);
             a.free(&held).await;
         } else {
-            lab.redis()
-                .server()
-                .command(&["CLIENT", "KILL", "TYPE", "normal"]);
+            lab.redis().command(&["CLIENT", "KILL", "TYPE", "normal"]);
             let answer = lease::ask(
                 &mut *a.0,
                 &BootClock,
@@ -669,7 +666,7 @@ async fn a_restarted_server_gets_the_scripts_in_full(lab: &Lab) {
             a.free(&held).await;
         }
     }
-    lab.redis().server_mut().restart_empty();
+    lab.redis().restart_empty();
     let Ok(Outcome::Granted(_)) = core_acquire(&mut a, request(&job, LONG), WaitPolicy::Try).await
     else {
         panic!("not granted after a restart");

@@ -69,8 +69,8 @@ async fn a_row_locked_by_another_mysql_session_is_retried(lab: &Lab) {
 /// The server can't deliver the result of the statement that frees the row, and goes on with the
 /// next one.
 async fn a_release_is_recorded_though_its_client_is_gone(lab: &Lab) {
-    let (job, proxy) = (key("job"), Proxy::to(lab.mariadb().server().port));
-    let (mut a, mut b) = (lab.mariadb().through_proxy(&proxy), lab.client().await);
+    let (job, proxy) = (key("job"), Proxy::to(lab.store().port()));
+    let (mut a, mut b) = (lab.through(proxy.port), lab.client().await);
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
     let blocker = lab
@@ -99,8 +99,8 @@ async fn a_release_is_recorded_though_its_client_is_gone(lab: &Lab) {
 
 /// Otherwise the rules would take a hold that is gone for a waiter.
 async fn a_granted_waiter_leaves_the_queue_though_its_client_is_gone(lab: &Lab) {
-    let (job, proxy) = (key("job"), Proxy::to(lab.mariadb().server().port));
-    let (mut a, mut b) = (lab.client().await, lab.mariadb().through_proxy(&proxy));
+    let (job, proxy) = (key("job"), Proxy::to(lab.store().port()));
+    let (mut a, mut b) = (lab.client().await, lab.through(proxy.port));
     let held = a.hold(&job).await;
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
@@ -127,7 +127,7 @@ async fn a_granted_waiter_leaves_the_queue_though_its_client_is_gone(lab: &Lab) 
 }
 
 async fn a_sessions_time_zone_does_not_matter(lab: &Lab) {
-    lab.target.isolate().await;
+    lab.isolate();
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     lab.mariadb().sql("SET GLOBAL time_zone = '+09:00'");
@@ -150,11 +150,11 @@ async fn a_sessions_time_zone_does_not_matter(lab: &Lab) {
 }
 
 async fn an_uncontended_acquire_is_two_round_trips(lab: &Lab) {
-    let proxy = Proxy::to(lab.mariadb().server().port);
-    let mut first = lab.mariadb().through_proxy(&proxy);
+    let proxy = Proxy::to(lab.store().port());
+    let mut first = lab.through(proxy.port);
     first.hold(&key("job")).await;
     let before = proxy.requests();
-    let mut a = lab.mariadb().through_proxy(&proxy);
+    let mut a = lab.through(proxy.port);
     let held = a.hold(&key("other")).await;
     a.free(&held).await;
     let known = proxy.requests() - before;
@@ -209,7 +209,7 @@ async fn a_holder_that_lost_its_session_takes_the_advisory_lock_again(lab: &Lab)
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    for id in lab.mariadb().sessions() {
+    for id in lab.sessions() {
         lab.mariadb().sql(&format!("KILL {id}"));
     }
     lab.pass(SLACK).await;
@@ -227,7 +227,7 @@ async fn a_holder_that_lost_its_session_takes_the_advisory_lock_again(lab: &Lab)
 
 async fn other_clients_can_take_the_same_mysql_lock(lab: &Lab) {
     let mut a = lab.client().await;
-    let database = &lab.mariadb().database;
+    let database = &lab.mariadb().name;
     let held = a.hold(&key("job")).await;
     let plain = format!("'{database}.dlock/dlock:job'");
     let hashed = format!("CONCAT('dlock#', LEFT(SHA2('{database}.dlock/dlock:JOB', 256), 58))");
@@ -243,7 +243,7 @@ async fn other_clients_can_take_the_same_mysql_lock(lab: &Lab) {
         "{busy:?}"
     );
     drop(keeps);
-    let mut options = lab.mariadb().options("dlock");
+    let mut options = lab.mysql_options("dlock");
     options.raw_names = true;
     let mut b = Client(backend(options));
     let name = format!("{database}.nightly");
@@ -258,11 +258,11 @@ async fn other_clients_can_take_the_same_mysql_lock(lab: &Lab) {
         Some(crate::lab::runner("web1"))
     );
     b.free(&held).await;
-    assert_eq!(lab.mariadb().options("dlock").sql.mode, SqlMode::Advisory);
+    assert_eq!(lab.mysql_options("dlock").sql.mode, SqlMode::Advisory);
 }
 
 fn on(lab: &Lab, server: &MariaDb) -> MysqlOptions {
-    let mut options = lab.mariadb().options("dlock");
+    let mut options = lab.mysql_options("dlock");
     options.sql.server = SqlServer::Tcp {
         host: "127.0.0.1".into(),
         port: server.port,
@@ -327,7 +327,7 @@ async fn no_other_session_is_killed_after_a_restart(lab: &Lab) {
 }
 
 async fn a_read_only_mysql_is_refused(lab: &Lab) {
-    lab.target.isolate().await;
+    lab.isolate();
     let mut a = lab.client().await;
     let held = a.hold(&key("held")).await;
     lab.mariadb().sql("SET GLOBAL read_only = 1");

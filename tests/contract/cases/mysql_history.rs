@@ -40,22 +40,22 @@ fn ended(end: End) -> ReleaseInfo {
 
 /// Returns a client with only these rights in the case's database.
 fn with_rights(lab: &Lab, rights: &str) -> Client {
-    let mut options = lab.mariadb().options("dlock");
+    let mut options = lab.mysql_options("dlock");
     let user = format!(
         "u{}",
-        &lab.mariadb().database[lab.mariadb().database.len().saturating_sub(20)..]
+        &lab.mariadb().name[lab.mariadb().name.len().saturating_sub(20)..]
     );
     lab.mariadb().sql(&format!(
         "CREATE USER '{user}'; GRANT {rights} ON {}.* TO '{user}'",
-        lab.mariadb().database
+        lab.mariadb().name
     ));
     options.sql.user = Some(user);
     Client(backend(options))
 }
 
 async fn recording_costs_no_request(lab: &Lab) {
-    let proxy = Proxy::to(lab.mariadb().server().port);
-    let mut a = lab.mariadb().through_proxy(&proxy);
+    let proxy = Proxy::to(lab.store().port());
+    let mut a = lab.through(proxy.port);
     let job = key("job");
     let first = a.hold(&job).await;
     a.free(&first).await;
@@ -147,8 +147,8 @@ async fn a_repeated_release_is_recorded_once(lab: &Lab) {
         Fault::LateReply(Duration::from_millis(300)),
         Fault::CutAfter,
     ] {
-        let proxy = Proxy::to(lab.mariadb().server().port);
-        let (mut a, mut b) = (lab.mariadb().through_proxy(&proxy), lab.client().await);
+        let proxy = Proxy::to(lab.store().port());
+        let (mut a, mut b) = (lab.through(proxy.port), lab.client().await);
         let held = request(&job, LONG);
         let fence = a.take(&held).await.fence;
         proxy.trap(if row { "COMMIT" } else { "RELEASE_LOCK" }, fault);
@@ -186,8 +186,8 @@ async fn an_undone_grant_whose_answer_was_lost_is_not_recorded(lab: &Lab) {
     .into_iter()
     .enumerate()
     {
-        let proxy = Proxy::to(lab.mariadb().server().port);
-        let (mut a, mut b) = (lab.mariadb().through_proxy(&proxy), lab.client().await);
+        let proxy = Proxy::to(lab.store().port());
+        let (mut a, mut b) = (lab.through(proxy.port), lab.client().await);
         let job = key(&format!("job{n}"));
         let wanted = request(&job, LONG);
         proxy.trap("GREATEST(fence + 1", fault);

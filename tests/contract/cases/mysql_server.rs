@@ -42,7 +42,7 @@ pub fn all() -> Vec<Case> {
 
 /// Returns the options of a client on the case's own server.
 fn on(lab: &Lab, server: &MariaDb) -> MysqlOptions {
-    let mut options = lab.mariadb().options("dlock");
+    let mut options = lab.mysql_options("dlock");
     options.sql.server = SqlServer::Tcp {
         host: "127.0.0.1".into(),
         port: server.port,
@@ -434,10 +434,7 @@ fn deadlocking(lab: &Lab, first: &str, second: &str) -> std::thread::JoinHandle<
         "START TRANSACTION; INSERT INTO ballast WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < 1000) SELECT n FROM s; SELECT 1 FROM {first} FOR UPDATE; DO SLEEP(1); \
          SELECT 1 FROM {second} FOR UPDATE; ROLLBACK; SELECT 'done'"
     );
-    let (socket, database) = (
-        lab.mariadb().server().socket(),
-        lab.mariadb().database.clone(),
-    );
+    let (socket, database) = (lab.mariadb().server.socket(), lab.mariadb().name.clone());
     std::thread::spawn(move || {
         mariadb::sql_at(&socket, &database, &sql)
             .expect("the server rolls back our transaction, not this one")

@@ -32,6 +32,9 @@ fn odd() -> Vec<String> {
         "}",
         "{a}",
         "{dlock:a}",
+        "{dlock:a}:record",
+        "redisson",
+        "\"; DROP TABLE locks; --",
         "a:b",
         "dlock:a",
         ":",
@@ -159,19 +162,21 @@ async fn namespaces_are_apart(lab: &Lab) {
 async fn a_listing_matches_its_prefix_literally(lab: &Lab) {
     let mut a = lab.client().await;
     for name in [
-        "%", "%a", "_", "_a", "*", "*a", "?x", "[ab]", "a", "ab", "A", "a{b", "\\x", "a%b", "-",
-        "^", "a-b",
+        "%", "%a", "_", "_a", "*", "*a", "?x", "[ab]", "a", "ab", "a*b", "a?", "a\\", "A", "a{b",
+        "\\x", "a%b", "-", "^", "a-b",
     ] {
         a.hold(&key(name)).await;
     }
-    let expected: [(&str, &[&str]); 14] = [
+    let expected: [(&str, &[&str]); 16] = [
         ("%", &["%", "%a"]),
         ("_", &["_", "_a"]),
         ("*", &["*", "*a"]),
         ("?", &["?x"]),
         ("[", &["[ab]"]),
         ("[a", &["[ab]"]),
-        ("a", &["a", "a%b", "a-b", "ab", "a{b"]),
+        ("a", &["a", "a%b", "a*b", "a-b", "a?", "a\\", "ab", "a{b"]),
+        ("a*", &["a*b"]),
+        ("a?", &["a?"]),
         ("a{", &["a{b"]),
         ("A", &["A"]),
         ("\\", &["\\x"]),

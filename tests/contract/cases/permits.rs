@@ -366,12 +366,8 @@ async fn waiters_behind_another_kind_continue_when_that_one_leaves(lab: &Lab) {
 /// Deletes a permit number, as an administrator might.
 async fn delete_number(lab: &Lab, job: &str, number: u32) {
     if lab.kind.is_zookeeper() {
-        let path = format!(
-            "{}/dlock.meta/{job}/permit-{number}",
-            lab.zookeeper().chroot
-        );
-        lab.zookeeper()
-            .admin()
+        let path = format!("{}/dlock.meta/{job}/permit-{number}", lab.chroot());
+        lab.admin()
             .await
             .delete(&path, None)
             .await
@@ -379,9 +375,9 @@ async fn delete_number(lab: &Lab, job: &str, number: u32) {
     } else {
         let name = format!(
             "{}.meta/%last/{job}/permit/{number}",
-            lab.etcd().namespace("dlock")
+            lab.namespace("dlock")
         );
-        assert_eq!(lab.etcd().etcd().ctl(&["del", &name]).trim(), "1");
+        assert_eq!(lab.etcd().ctl(&["del", &name]).trim(), "1");
     }
 }
 
@@ -418,8 +414,8 @@ async fn a_permit_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         for waits in [true, false] {
             let job = key(&format!("{fault:?} {waits}"));
-            let proxy = Proxy::to(lab.server().port());
-            let mut a = Client(lab.server().through(proxy.port).await);
+            let proxy = Proxy::to(lab.store().port());
+            let mut a = lab.through(proxy.port);
             // The next request is the tested one.
             let warm = permit(2, request(&key("warm"), LONG));
             a.take(&warm).await;
@@ -477,8 +473,8 @@ async fn a_permit_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
 async fn a_permit_number_taken_after_the_lease_is_not_granted(lab: &Lab) {
     let job = key("job");
     let mut holders = hold_permits(lab, &job, 1, 1).await;
-    let proxy = Proxy::to(lab.server().port());
-    let mut a = Client(lab.server().through(proxy.port).await);
+    let proxy = Proxy::to(lab.store().port());
+    let mut a = lab.through(proxy.port);
     let wanted = permit(
         1,
         Request {
@@ -510,8 +506,8 @@ async fn a_permit_number_taken_after_the_lease_is_not_granted(lab: &Lab) {
 async fn a_lost_position_takes_no_permit_number(lab: &Lab) {
     let job = key("job");
     let mut holders = hold_permits(lab, &job, 1, 1).await;
-    let mut proxy = Proxy::to(lab.server().port());
-    let mut a = Client(lab.server().through(proxy.port).await);
+    let mut proxy = Proxy::to(lab.store().port());
+    let mut a = lab.through(proxy.port);
     let wanted = permit(
         1,
         Request {
@@ -544,23 +540,18 @@ async fn a_lost_position_takes_no_permit_number(lab: &Lab) {
 /// Returns the number of requests that the server got.
 fn requests_served(lab: &Lab) -> f64 {
     let count: u64 = if lab.kind.is_zookeeper() {
-        lab.zookeeper().servers().nodes[0]
+        lab.zookeeper().nodes[0]
             .counted("zk_packets_received")
             .unwrap_or_default()
     } else {
-        lab.etcd()
-            .etcd()
-            .calls()
-            .iter()
-            .map(|(_, calls)| calls)
-            .sum()
+        lab.etcd().calls().iter().map(|(_, calls)| calls).sum()
     };
     u32::try_from(count).expect("a case's").into()
 }
 
 async fn a_released_permit_costs_the_same_with_many_waiters(lab: &Lab) {
     const HAND_OVERS: u32 = 6;
-    lab.target.isolate().await;
+    lab.isolate();
     let mut costs = Vec::new();
     for count in [20, 100] {
         let job = key(&format!("{count}"));

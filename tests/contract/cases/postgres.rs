@@ -63,7 +63,7 @@ async fn a_row_locked_by_another_session_gives_no_answer(lab: &Lab) {
 async fn a_read_only_server_is_a_configuration_error(lab: &Lab) {
     lab.postgres().sql(&format!(
         "ALTER DATABASE {} SET default_transaction_read_only = on",
-        lab.postgres().database
+        lab.postgres().name
     ));
     let mut a = lab.client().await;
     let error =
@@ -83,8 +83,8 @@ async fn a_read_only_server_is_a_configuration_error(lab: &Lab) {
 }
 
 async fn an_uncontended_acquire_is_one_round_trip_on_postgres(lab: &Lab) {
-    let proxy = Proxy::to(lab.postgres().server().port);
-    let mut a = lab.postgres().through(&proxy);
+    let proxy = Proxy::to(lab.store().port());
+    let mut a = lab.through(proxy.port);
     let held = a.hold(&key("job")).await;
     // The login, and one statement that inserts the missing row.
     assert!(proxy.requests() <= 2, "{} requests", proxy.requests());
@@ -129,9 +129,8 @@ async fn odd_metadata_comes_back_unchanged(lab: &Lab) {
 
 /// The server must not start to wait after the cancel.
 async fn a_wait_is_given_up_even_if_the_cancel_arrives_late(lab: &Lab) {
-    let server = lab.postgres();
-    let proxy = Proxy::to(server.server().port);
-    let (mut a, mut b) = (lab.client().await, server.through(&proxy));
+    let proxy = Proxy::to(lab.store().port());
+    let (mut a, mut b) = (lab.client().await, lab.through(proxy.port));
     let job = key("job");
     let held = a.hold(&job).await;
     let wanted = waiting(&job, LONG);
@@ -199,7 +198,7 @@ async fn other_clients_can_take_the_same_advisory_lock(lab: &Lab) {
         (AdvisoryKey::One(-7), "-7"),
         (AdvisoryKey::Two(7, -8), "7, -8"),
     ] {
-        let mut options = lab.postgres().options("dlock");
+        let mut options = lab.postgres_options("dlock");
         options.advisory_key = Some(key_of);
         let mut b = Client(backend(options));
         let held = Request {
@@ -219,7 +218,7 @@ async fn other_clients_can_take_the_same_advisory_lock(lab: &Lab) {
         );
         b.free(&held).await;
     }
-    assert_eq!(lab.postgres().options("dlock").sql.mode, SqlMode::Advisory);
+    assert_eq!(lab.postgres_options("dlock").sql.mode, SqlMode::Advisory);
 }
 
 /// A server whose clock follows a file, and how to reach it.
@@ -253,7 +252,7 @@ impl Stepped {
             environment,
             ..Default::default()
         });
-        let mut options = lab.postgres().options("dlock");
+        let mut options = lab.postgres_options("dlock");
         options.sql.server = SqlServer::Tcp {
             host: "127.0.0.1".into(),
             port: server.port,
@@ -344,7 +343,7 @@ pub fn start_pooler(lab: &Lab) -> Option<((support::process::Process, tempfile::
     let settings = format!(
         "[databases]\n* = host=127.0.0.1 port={} user={}\n[pgbouncer]\nlisten_addr=127.0.0.1\nlisten_port={port}\nunix_socket_dir=\n\
          auth_type=any\npool_mode=transaction\n",
-        lab.postgres().server().port,
+        lab.store().port(),
         postgres::USER
     );
     let file = folder.path().join("pgbouncer.ini");
@@ -367,7 +366,7 @@ async fn a_pooler_is_noticed(lab: &Lab) {
         return support::skip("a_pooler_is_noticed", "pgbouncer is not installed");
     };
     let through = || {
-        let mut options = lab.postgres().options("dlock");
+        let mut options = lab.postgres_options("dlock");
         options.sql.server = SqlServer::Tcp {
             host: "127.0.0.1".into(),
             port,

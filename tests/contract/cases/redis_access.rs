@@ -150,7 +150,13 @@ async fn a_unix_socket_serves(_: &Lab) {
         unix_socket: true,
         ..Default::default()
     });
-    full_cycle(RedisOptions::new(RedisServer::Unix(server.socket()))).await;
+    let options = RedisOptions::new(RedisServer::Unix(server.socket()));
+    let url = Client(Box::new(Redis::new(options.clone())))
+        .0
+        .identity()
+        .url;
+    assert_eq!(url, format!("redis+unix://{}", server.socket().display()));
+    full_cycle(options).await;
     let error = attempt(RedisOptions::new(RedisServer::Unix(PathBuf::from(
         "/nonexistent/redis.sock",
     ))))
@@ -164,7 +170,7 @@ async fn a_unix_socket_serves(_: &Lab) {
 }
 
 async fn databases_are_apart(lab: &Lab) {
-    let port = lab.redis().server().port;
+    let port = lab.store().port();
     let mut zero = Client(Box::new(Redis::new(at(port))));
     let mut seven = Client(Box::new(Redis::new(RedisOptions { db: 7, ..at(port) })));
     zero.hold(&key("job")).await;
@@ -176,8 +182,11 @@ async fn databases_are_apart(lab: &Lab) {
     let error = attempt(RedisOptions { db: 99, ..at(port) })
         .await
         .expect_err("there are 16 databases");
-    assert_eq!(error.effect, Effect::NotApplied, "{error:?}");
-    assert!(!error.is_transient(), "a retry would not help: {error:?}");
+    assert_eq!(
+        (error.kind, error.effect),
+        (ErrorKind::Config, Effect::NotApplied),
+        "{error:?}"
+    );
 }
 
 async fn tls_verifies_the_certificate(_: &Lab) {
@@ -246,7 +255,7 @@ async fn tls_verifies_the_certificate(_: &Lab) {
 async fn tls_never_falls_back_to_plain_text(lab: &Lab) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     // A server without TLS, which would accept a password in plain text.
-    let proxy = Proxy::to(lab.redis().server().port);
+    let proxy = Proxy::to(lab.store().port());
     let options = RedisOptions {
         tls: Some(Tls::default()),
         password: Some(Secret::new("secret")),
@@ -255,11 +264,11 @@ async fn tls_never_falls_back_to_plain_text(lab: &Lab) {
     let outcome = tokio::time::timeout(Duration::from_secs(2), attempt(options)).await;
     assert!(!matches!(outcome, Ok(Ok(_))), "{outcome:?}");
     assert!(proxy.connections() > 0, "dlock never connected");
-    assert!(lab.redis().server().keys().is_empty());
+    assert!(lab.redis().keys().is_empty());
 }
 
 async fn a_missing_server_is_unavailable(lab: &Lab) {
-    let mut proxy = Proxy::to(lab.redis().server().port);
+    let mut proxy = Proxy::to(lab.store().port());
     proxy.set(support::proxy::Mode::Refuse);
     let error = attempt(at(proxy.port)).await.expect_err("refused");
     assert_eq!(

@@ -261,8 +261,8 @@ async fn a_long_answer_is_no_silence(lab: &Lab) {
     for name in &names {
         held.push(a.hold(&key(name)).await);
     }
-    let proxy = Proxy::to(lab.server().port());
-    let mut b = lab.server().through(proxy.port).await;
+    let proxy = Proxy::to(lab.store().port());
+    let mut b = lab.through(proxy.port).0;
     b.inspect(&key(&names[0])).await.expect("a warm client");
     let limit = stretched(Duration::from_secs(1)).max(Duration::from_secs(2));
     proxy.delay(limit * percent / 200);

@@ -43,7 +43,6 @@ fn is_history(name: &str) -> bool {
 /// Returns the keys except fences and history, with their remaining life in ms.
 fn stored(lab: &Lab) -> Vec<(String, i64)> {
     lab.redis()
-        .server()
         .keys()
         .into_iter()
         .filter(|(name, _)| !is_fence(name) && !is_history(name))
@@ -112,7 +111,6 @@ async fn a_history_expires_after_the_last_run(lab: &Lab) {
     .expect("a note");
     let kept: Vec<_> = lab
         .redis()
-        .server()
         .keys()
         .into_iter()
         .filter(|(name, _)| is_history(name))
@@ -139,7 +137,6 @@ async fn a_released_lock_leaves_its_fence_only(lab: &Lab) {
     assert_eq!(stored(lab), []);
     let other = lab
         .redis()
-        .server()
         .keys()
         .into_iter()
         .filter(|(name, _)| !is_history(name))
@@ -149,7 +146,7 @@ async fn a_released_lock_leaves_its_fence_only(lab: &Lab) {
 
 /// The mark refuses the request if it arrives late, and expires after 20 minutes.
 async fn only_an_unanswered_request_leaves_a_mark(lab: &Lab) {
-    lab.target.isolate().await;
+    lab.isolate();
     for (is_taken, mode) in [
         (false, Mode::Exclusive),
         (true, Mode::Exclusive),
@@ -161,13 +158,13 @@ async fn only_an_unanswered_request_leaves_a_mark(lab: &Lab) {
             mode,
             ..request(&key(&format!("job-{is_taken}-{mode:?}")), LONG)
         };
-        lab.server().freeze();
+        lab.store().freeze();
         assert!(
             timeout(Duration::from_millis(50), a.0.try_acquire(&held))
                 .await
                 .is_err()
         );
-        lab.server().thaw();
+        lab.store().thaw();
         if is_taken {
             a.take(&held).await;
         }
@@ -181,7 +178,7 @@ async fn only_an_unanswered_request_leaves_a_mark(lab: &Lab) {
             left.len() == 1 && left[0].0.contains(":late:") && minutes(left[0].1),
             "{left:?}"
         );
-        lab.redis().server().command(&["DEL", &left[0].0]);
+        lab.redis().command(&["DEL", &left[0].0]);
     }
 }
 
@@ -223,11 +220,8 @@ async fn a_refused_attempt_leaves_nothing(lab: &Lab) {
 /// Lets the server refuse every command that needs memory.
 fn starve(lab: &Lab) {
     lab.redis()
-        .server()
         .command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    lab.redis()
-        .server()
-        .command(&["CONFIG", "SET", "maxmemory", "1"]);
+    lab.redis().command(&["CONFIG", "SET", "maxmemory", "1"]);
 }
 
 /// The lock is released between a waiter's request and its wait; then the waiter gives up.
@@ -297,9 +291,7 @@ async fn under_memory_pressure_no_lock_is_left_without_an_expiry(lab: &Lab) {
         "{:?}",
         stored(lab)
     );
-    lab.redis()
-        .server()
-        .command(&["CONFIG", "SET", "maxmemory", "0"]);
+    lab.redis().command(&["CONFIG", "SET", "maxmemory", "0"]);
     a.hold(&key("job")).await;
     a.free(&warm).await;
 }

@@ -27,7 +27,7 @@ pub fn all() -> Vec<Case> {
         a_start_given_up_on_is_undone,
         a_start_that_arrives_late_repeats_no_run,
     ];
-    all.extend(cases![Kind::start_names_its_hold => no_run_is_denied_by_its_own_lost_attempt]);
+    all.extend(cases![|kind| kind.has_server() || kind.is_sql() => no_run_is_denied_by_its_own_lost_attempt]);
     let redis = |kind| {
         matches!(
             kind,
@@ -60,7 +60,7 @@ fn everything(place: &str, retry_failed: u32) -> RunPolicy {
 
 /// Returns text that identifies each request of an acquire, in order.
 fn marks(kind: Kind, lab: &Lab) -> Vec<&'static str> {
-    let mut marks = vec![lab.server().taking_mark()];
+    let mut marks = vec![lab.kind.marks().taking];
     if kind == Kind::Etcd {
         // etcd records the start, on its own lease, before the request that grants.
         marks.push("/once");
@@ -74,9 +74,8 @@ fn marks(kind: Kind, lab: &Lab) -> Vec<&'static str> {
 
 /// Returns a client behind a proxy. The client has run every script once.
 async fn warm(lab: &Lab) -> (Proxy, Client) {
-    let server = lab.server();
-    let proxy = Proxy::to(server.port());
-    let mut client = Client(server.through(proxy.port).await);
+    let proxy = Proxy::to(lab.store().port());
+    let mut client = lab.through(proxy.port);
     let held = asking("warm", &everything("a", 0));
     client.run(&held, RunState::Cancelled).await;
     client.inspect(&key("warm")).await;
@@ -485,10 +484,9 @@ async fn recording_a_start_adds_at_most_one_round_trip(lab: &Lab) {
 
 async fn starts_end_with_their_leases_and_leave_no_lease(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let folder = format!("{}.meta/%last/job/", lab.etcd().namespace("dlock"));
+    let folder = format!("{}.meta/%last/job/", lab.namespace("dlock"));
     let leases = |name: &str| -> i64 {
         let json = lab
-            .etcd()
             .etcd()
             .ctl(&["get", &format!("{folder}{name}"), "-w", "json"]);
         serde_json::from_str::<serde_json::Value>(&json).expect("JSON")["kvs"][0]["lease"]
@@ -502,21 +500,18 @@ async fn starts_end_with_their_leases_and_leave_no_lease(lab: &Lab) {
     };
     a.run(&asking("job", &short), RunState::Failed).await;
     assert_eq!(
-        lab.etcd().etcd().keys(&folder),
+        lab.etcd().keys(&folder),
         [format!("{folder}guard"), format!("{folder}once")]
     );
     let first = leases("once");
     a.run(&asking("job", &short), RunState::Failed).await;
     assert_ne!(leases("once"), first);
     assert!(
-        !lab.etcd()
-            .etcd()
-            .leases()
-            .contains(&format!("{first:016x}")),
+        !lab.etcd().leases().contains(&format!("{first:016x}")),
         "the lease of the previous try has ended"
     );
     lab.pass(BRIEF + lab.kind.late() * 2).await;
-    assert_eq!(lab.etcd().etcd().keys(&folder), [""; 0]);
+    assert_eq!(lab.etcd().keys(&folder), [""; 0]);
     // A denied run leaves no lease; the length of its leases is unique.
     let long = |place: &str| {
         RunPolicy {
@@ -536,10 +531,10 @@ async fn starts_end_with_their_leases_and_leave_no_lease(lab: &Lab) {
     b.denied(&asking("job", &other)).await;
     let held = a.hold(&key("other")).await;
     b.refused(&asking("other", &other)).await;
-    let left = lab.etcd().etcd().leases();
+    let left = lab.etcd().leases();
     let lengths: Vec<_> = left
         .iter()
-        .map(|lease| lab.etcd().etcd().ctl(&["lease", "timetolive", lease]))
+        .map(|lease| lab.etcd().ctl(&["lease", "timetolive", lease]))
         .collect();
     assert!(
         lengths

@@ -434,12 +434,12 @@ async fn a_start_that_was_never_granted_is_undone(lab: &Lab) {
 /// Returns a client behind a proxy, and text of the statement that counts a fence.
 fn behind_proxy(lab: &Lab) -> (Proxy, Client, &'static str) {
     if lab.kind.is_postgres() {
-        let proxy = Proxy::to(lab.postgres().server().port);
-        let client = lab.postgres().through(&proxy);
+        let proxy = Proxy::to(lab.store().port());
+        let client = lab.through(proxy.port);
         return (proxy, client, "INSERT INTO \"dlock_fences\"");
     }
-    let proxy = Proxy::to(lab.mariadb().server().port);
-    let client = lab.mariadb().through_proxy(&proxy);
+    let proxy = Proxy::to(lab.store().port());
+    let client = lab.through(proxy.port);
     (proxy, client, "ON DUPLICATE KEY UPDATE layout = layout")
 }
 
@@ -521,8 +521,8 @@ async fn a_sessions_start_given_up_on_is_undone(lab: &Lab) {
 }
 
 async fn a_run_with_a_policy_is_one_round_trip(lab: &Lab) {
-    let proxy = Proxy::to(lab.postgres().server().port);
-    let mut a = lab.postgres().through(&proxy);
+    let proxy = Proxy::to(lab.store().port());
+    let mut a = lab.through(proxy.port);
     a.run(&asking("job", &guarded("a", WINDOW)), RunState::Ok)
         .await;
     let before = proxy.requests();

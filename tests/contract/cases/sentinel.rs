@@ -32,10 +32,7 @@ use crate::{
         proxy::Mode,
         sentinel::{Deployment, NAME, Plan},
     },
-    targets::{
-        Kind,
-        sentinel::{options, options_at},
-    },
+    targets::{Kind, options, places},
 };
 
 pub fn all() -> Vec<Case> {
@@ -59,8 +56,14 @@ const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 /// Longer than a failover takes: a second until the master counts as dead, and the elections.
 const FAILOVER: Duration = Duration::from_secs(25);
 
+/// Returns options to reach the master through the sentinels with these ports.
+fn options_at(sentinels: impl IntoIterator<Item = u16>) -> RedisOptions {
+    let url = format!("redis+sentinel://{}/{NAME}", places(sentinels));
+    options(&url, "dlock")
+}
+
 fn all_of(deployment: &Deployment) -> RedisOptions {
-    options(&deployment.sentinels.iter().collect::<Vec<_>>())
+    options(&deployment.url(), "dlock")
 }
 
 fn client(options: RedisOptions) -> Client {
@@ -108,7 +111,7 @@ pub async fn renew_until_answered(client: &mut Client, held: &Request) -> (Renew
 }
 
 async fn a_hold_outlives_its_master(_: &Lab) {
-    let mut deployment = Deployment::with(&Plan {
+    let deployment = Deployment::with(&Plan {
         replicas: 1,
         ..Plan::default()
     });
@@ -142,7 +145,7 @@ async fn a_hold_outlives_its_master(_: &Lab) {
 }
 
 async fn a_waiter_outlives_its_master(_: &Lab) {
-    let mut deployment = Deployment::with(&Plan::default());
+    let deployment = Deployment::with(&Plan::default());
     let job = key("job");
     let mut a = client(confirmed(2, all_of(&deployment)));
     let mut b = client(all_of(&deployment));
@@ -316,7 +319,7 @@ async fn a_master_cut_off_from_its_replicas_grants_and_renews_nothing(_: &Lab) {
 }
 
 async fn too_few_replicas_leave_nothing_behind(_: &Lab) {
-    let mut deployment = Deployment::with(&Plan::default());
+    let deployment = Deployment::with(&Plan::default());
     let job = key("job");
     let mut three = client(briefly(3, all_of(&deployment)));
     let mut two = client(confirmed(2, all_of(&deployment)));
@@ -388,7 +391,7 @@ async fn too_few_replicas_leave_nothing_behind(_: &Lab) {
 }
 
 async fn unreachable_sentinels_are_skipped(_: &Lab) {
-    let mut deployment = Deployment::with(&Plan {
+    let deployment = Deployment::with(&Plan {
         replicas: 1,
         ..Plan::default()
     });
@@ -424,7 +427,7 @@ async fn unreachable_sentinels_are_skipped(_: &Lab) {
         "{error:?}"
     );
     // A dead master is an error, however often the sentinels are asked.
-    let mut deployment = Deployment::with(&Plan {
+    let deployment = Deployment::with(&Plan {
         replicas: 1,
         ..Plan::default()
     });
@@ -574,7 +577,7 @@ async fn sentinels_and_servers_are_reached_over_tls(_: &Lab) {
         "{error:?}"
     );
     // The connection to the master is encrypted too.
-    let clear = options(&deployment.sentinels.iter().collect::<Vec<_>>());
+    let clear = all_of(&deployment);
     let error = client(clear)
         .0
         .try_acquire(&request(&key("job"), LONG))
@@ -641,7 +644,7 @@ async fn any_sentinel_leads_to_the_same_store(_: &Lab) {
     let mut clients: Vec<_> = deployment
         .sentinels
         .iter()
-        .map(|sentinel| client(options(&[sentinel])))
+        .map(|sentinel| client(options_at([sentinel.port])))
         .collect();
     let held = clients[0].hold(&key("job")).await;
     assert!(matches!(

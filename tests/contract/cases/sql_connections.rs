@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, key, request, waiting},
+    lab::{LONG, Lab, key, request, waiting},
     support::proxy::{Fault, Proxy},
 };
 
@@ -28,20 +28,12 @@ const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 /// More requests than one grant takes.
 const REQUESTS: usize = 14;
 
-fn through(lab: &Lab, proxy: &Proxy) -> Client {
-    if lab.kind.is_postgres() {
-        lab.postgres().through(proxy)
-    } else {
-        lab.mariadb().through_proxy(proxy)
-    }
-}
-
 /// The network forgets all connections at each request of a grant, which the server still sees.
 async fn a_waiter_is_not_locked_out_by_its_own_lost_sessions(lab: &Lab) {
     lab.until_sessions_can_be_ended().await;
     let each = (0..REQUESTS).map(async |nth| {
-        let proxy = Proxy::to(lab.server().port());
-        let (mut a, job) = (through(lab, &proxy), key(&format!("job-{nth}")));
+        let proxy = Proxy::to(lab.store().port());
+        let (mut a, job) = (lab.through(proxy.port), key(&format!("job-{nth}")));
         proxy.trap_nth("", nth, 1, Fault::Forget);
         let wait_policy = WaitPolicy::For(LONG / 2);
         let asked = lease::acquire(
@@ -73,8 +65,8 @@ async fn a_waiter_that_gives_up_leaves_no_lost_session_with_the_lock(lab: &Lab) 
     let mut stopped = 0;
     // One after the other: dlock gives up on the undo soon.
     for nth in 0..REQUESTS {
-        let proxy = Proxy::to(lab.server().port());
-        let (mut a, job) = (through(lab, &proxy), key(&format!("job-{nth}")));
+        let proxy = Proxy::to(lab.store().port());
+        let (mut a, job) = (lab.through(proxy.port), key(&format!("job-{nth}")));
         proxy.trap_nth("", nth, 1, Fault::Forget);
         let stop = async {
             while proxy.sprung() == 0 {
@@ -112,8 +104,8 @@ async fn a_waiter_that_gives_up_leaves_no_lost_session_with_the_lock(lab: &Lab) 
 }
 
 async fn a_lost_session_with_a_running_command_is_not_ended(lab: &Lab) {
-    let proxy = Proxy::to(lab.server().port());
-    let (mut a, job) = (through(lab, &proxy), key("job"));
+    let proxy = Proxy::to(lab.store().port());
+    let (mut a, job) = (lab.through(proxy.port), key("job"));
     let held = a.hold(&job).await;
     proxy.forget();
     for _ in 0..3 {
@@ -157,8 +149,8 @@ async fn a_lost_session_with_a_running_command_is_not_ended(lab: &Lab) {
 async fn a_release_over_a_lost_session_frees_the_lock(lab: &Lab) {
     lab.until_sessions_can_be_ended().await;
     for arrives in [true, false] {
-        let proxy = Proxy::to(lab.server().port());
-        let (mut a, job) = (through(lab, &proxy), key(&format!("job-{arrives}")));
+        let proxy = Proxy::to(lab.store().port());
+        let (mut a, job) = (lab.through(proxy.port), key(&format!("job-{arrives}")));
         let held = a.hold(&job).await;
         if arrives {
             proxy.trap("", Fault::Forget);

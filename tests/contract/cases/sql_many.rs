@@ -224,13 +224,13 @@ async fn cost_of_a_hand_over(
     wanted: impl Fn(Request) -> Request,
     waiters: usize,
 ) -> f64 {
-    let proxy = Proxy::to(lab.postgres().server().port);
-    let (mut a, job) = (lab.postgres().through(&proxy), key("job"));
+    let proxy = Proxy::to(lab.store().port());
+    let (mut a, job) = (lab.through(proxy.port), key("job"));
     let held = wanted(request(&job, LONG));
     a.take(&held).await;
     let mut clients = Vec::new();
     for _ in 0..waiters {
-        let (mut client, wanted) = (lab.postgres().through(&proxy), wanted(waiting(&job, LONG)));
+        let (mut client, wanted) = (lab.through(proxy.port), wanted(waiting(&job, LONG)));
         client.refused(&wanted).await;
         client.wait(&wanted, Duration::from_millis(1)).await;
         client.wait(&wanted, Duration::from_millis(1)).await;

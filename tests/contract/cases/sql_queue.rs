@@ -67,12 +67,7 @@ async fn wait_and_release(mut client: Client, wanted: Request, joined: Rc<Cell<u
 /// Returns how many requests each grant took, and how long.
 async fn drain(lab: &Lab, count: u32, mode: Mode, fair: bool) -> (u32, Duration) {
     let job = key(&format!("{mode:?} {fair} {count}"));
-    let port = if lab.kind.is_postgres() {
-        lab.postgres().server().port
-    } else {
-        lab.mariadb().server().port
-    };
-    let proxy = Proxy::to(port);
+    let proxy = Proxy::to(lab.store().port());
     let mut holder = lab.client().await;
     let held = holder.hold(&job).await;
     let joined = Rc::new(Cell::new(0));
@@ -80,11 +75,7 @@ async fn drain(lab: &Lab, count: u32, mode: Mode, fair: bool) -> (u32, Duration)
         .run_until(async {
             let mut all = Vec::new();
             for _ in 0..count {
-                let client = if lab.kind.is_postgres() {
-                    lab.postgres().through(&proxy)
-                } else {
-                    lab.mariadb().through_proxy(&proxy)
-                };
+                let client = lab.through(proxy.port);
                 let wanted = Request {
                     mode,
                     fair,
@@ -146,7 +137,7 @@ async fn a_grant_costs_the_same_with_many_waiters(lab: &Lab) {
 /// The holder is another database user, which may not kill the query that a waiter sleeps in.
 async fn a_waiter_that_can_not_be_woken_polls(lab: &Lab) {
     let (mut b, job) = (lab.client().await, key("job"));
-    let mut options = lab.mariadb().options("dlock");
+    let mut options = lab.mysql_options("dlock");
     let database = options.sql.database.clone().expect("a database");
     let user = format!("u{database}");
     lab.mariadb().sql(&format!(
@@ -174,7 +165,7 @@ async fn a_waiter_woken_during_a_request_repeats_it(lab: &Lab) {
     let job = key("job");
     let mut a = lab.client().await;
     a.inspect(&job).await;
-    let session = lab.mariadb().sessions()[0].clone();
+    let session = lab.sessions()[0].clone();
     let blocked = lab.mariadb().keep("START TRANSACTION; INSERT INTO dlock (name, lock_until, locked_at, locked_by) VALUES ('dlock:job', '2000-01-01', '2000-01-01', 'x'); DO 1");
     let wanted = Request {
         mode: Mode::Shared,
@@ -188,7 +179,7 @@ async fn a_waiter_woken_during_a_request_repeats_it(lab: &Lab) {
     };
     let (grant, ()) = tokio::join!(a.take(&wanted), wake);
     assert!(grant.fence.0 > 0);
-    assert_eq!(lab.mariadb().sessions(), [session], "the session was ended");
+    assert_eq!(lab.sessions(), [session], "the session was ended");
     a.free(&wanted).await;
 }
 

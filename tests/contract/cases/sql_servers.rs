@@ -80,18 +80,18 @@ impl Own {
                 durable: true,
                 ..Default::default()
             });
-            let mut options = lab.postgres().options("dlock");
+            let mut options = lab.postgres_options("dlock");
             options.sql.database = Some("postgres".into());
             Self::Postgres(server, options)
         } else {
-            let product = lab.mariadb().server().product();
+            let product = lab.mariadb().server.product();
             let server = MariaDb::with(mariadb::Options {
                 product,
                 durable: true,
                 ..Default::default()
             });
             server.sql("mysql", "CREATE DATABASE app");
-            let mut options = lab.mariadb().options("dlock");
+            let mut options = lab.mysql_options("dlock");
             options.sql.database = Some("app".into());
             Self::MariaDb(server, options)
         };
@@ -386,7 +386,7 @@ async fn a_hold_released_after_a_crash_is_not_waited_out(lab: &Lab) {
 async fn modes_of_one_table_exclude_each_other(lab: &Lab) {
     let open = |mode: &str| {
         Client(if lab.kind.is_postgres() {
-            let mut options = lab.postgres().options("dlock");
+            let mut options = lab.postgres_options("dlock");
             options.sql.mode = match mode {
                 "lease" => SqlMode::Lease,
                 "row" => SqlMode::Row,
@@ -394,7 +394,7 @@ async fn modes_of_one_table_exclude_each_other(lab: &Lab) {
             };
             postgres::backend(options)
         } else {
-            let mut options = lab.mariadb().options("dlock");
+            let mut options = lab.mysql_options("dlock");
             options.sql.mode = match mode {
                 "lease" => SqlMode::Lease,
                 "row" => SqlMode::Row,
@@ -525,7 +525,7 @@ async fn a_session_that_reuses_an_id_is_not_killed(lab: &Lab) {
     let proxy = Proxy::to(server.port());
     let mut a = server.through(proxy.port);
     let job = key("job");
-    proxy.trap(lab.server().acquire_mark(), Fault::Swallow);
+    proxy.trap(lab.kind.marks().acquire, Fault::Swallow);
     let wanted = request(&job, LONG);
     assert!(
         tokio::time::timeout(Duration::from_millis(500), a.0.try_acquire(&wanted))
@@ -565,10 +565,10 @@ async fn a_session_that_reuses_an_id_is_not_killed(lab: &Lab) {
 }
 
 async fn an_encoding_without_all_characters_stops_no_job(lab: &Lab) {
-    let server = lab.postgres().server();
-    let database = format!("{}_latin1", lab.postgres().database);
+    let server = &lab.postgres().server;
+    let database = format!("{}_latin1", lab.postgres().name);
     server.sql(pg::USER, &format!("CREATE DATABASE {database} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"));
-    let mut options = lab.postgres().options("dlock");
+    let mut options = lab.postgres_options("dlock");
     options.sql.database = Some(database.clone());
     {
         let mut a = Client(postgres::backend(options));
@@ -625,7 +625,7 @@ async fn a_standby_can_be_inspected(lab: &Lab) {
         durable: true,
         ..Default::default()
     });
-    let mut options = lab.postgres().options("dlock");
+    let mut options = lab.postgres_options("dlock");
     options.sql.server = SqlServer::Tcp {
         host: "127.0.0.1".into(),
         port: server.port,
@@ -740,7 +740,7 @@ async fn a_statement_the_server_rejects_is_a_configuration_error(lab: &Lab) {
 
 async fn a_shedlock_table_without_our_columns_is_an_error(lab: &Lab) {
     lab.mariadb().sql("CREATE TABLE shedlock (name VARCHAR(64) PRIMARY KEY, lock_until TIMESTAMP(3) NOT NULL, locked_at TIMESTAMP(3) NOT NULL, locked_by VARCHAR(255) NOT NULL)");
-    let mut options = lab.mariadb().options("dlock");
+    let mut options = lab.mysql_options("dlock");
     options.sql.table = "shedlock".into();
     let error = Client(mysql::backend(options))
         .0
@@ -759,7 +759,7 @@ async fn a_shedlock_table_without_our_columns_is_an_error(lab: &Lab) {
 
 /// The server is set up to end each session with its transaction.
 async fn a_session_survives_its_transactions(lab: &Lab) {
-    lab.target.isolate().await;
+    lab.isolate();
     lab.mariadb().sql("SET GLOBAL completion_type = 'RELEASE'");
     let mut a = lab.client().await;
     let job = key("job");
@@ -775,15 +775,15 @@ async fn a_session_survives_its_transactions(lab: &Lab) {
 
 async fn lock_names_depend_on_the_table(lab: &Lab) {
     let target = lab.mariadb();
-    let other = format!("{}_two", target.database);
+    let other = format!("{}_two", target.name);
     target.sql(&format!("CREATE DATABASE {other}"));
     let open = |database: &str, table: String| {
-        let mut options = target.options("dlock");
+        let mut options = lab.mysql_options("dlock");
         (options.sql.database, options.sql.table) = (Some(database.into()), table);
         Client(mysql::backend(options))
     };
-    let table = format!("{}.dlock", target.database);
-    let (mut a, mut b) = (open(&target.database, "dlock".into()), open(&other, table));
+    let table = format!("{}.dlock", target.name);
+    let (mut a, mut b) = (open(&target.name, "dlock".into()), open(&other, table));
     a.hold(&key("job")).await;
     b.refused(&request(&key("job"), LONG)).await;
     let mut c = open(&other, "dlock".into());
@@ -831,14 +831,14 @@ async fn passwords_and_certificates_are_checked(lab: &Lab) {
             pg::USER,
             "SET password_encryption = 'scram-sha-256'; CREATE ROLE ana LOGIN PASSWORD 'p@ss:w/rd'; GRANT ALL ON SCHEMA public TO ana",
         );
-        Own::Postgres(server, lab.postgres().options("dlock"))
+        Own::Postgres(server, lab.postgres_options("dlock"))
     } else {
         let server = MariaDb::with(mariadb::Options {
             tls_names,
             ..Default::default()
         });
         server.sql("mysql", "CREATE DATABASE app; CREATE USER ana IDENTIFIED BY 'p@ss:w/rd'; GRANT ALL ON app.* TO ana");
-        Own::MariaDb(server, lab.mariadb().options("dlock"))
+        Own::MariaDb(server, lab.mysql_options("dlock"))
     };
     let ours = match &server {
         Own::Postgres(server, _) => server.certificates.as_ref(),
@@ -937,10 +937,10 @@ async fn passwords_and_certificates_are_checked(lab: &Lab) {
 
 async fn a_unix_socket_serves(lab: &Lab) {
     let (path, port) = if lab.kind.is_postgres() {
-        let server = lab.postgres().server();
+        let server = &lab.postgres().server;
         (server.socket_folder().into(), server.port)
     } else {
-        let server = lab.mariadb().server();
+        let server = &lab.mariadb().server;
         (server.socket(), server.port)
     };
     let client = || {
@@ -984,7 +984,7 @@ async fn a_server_without_free_connections_is_retried(lab: &Lab) {
             pg::USER,
             "CREATE ROLE ana LOGIN; GRANT ALL ON SCHEMA public TO ana",
         );
-        let mut options = lab.postgres().options("dlock");
+        let mut options = lab.postgres_options("dlock");
         (options.sql.user, options.sql.database) = (Some("ana".into()), Some("postgres".into()));
         Own::Postgres(server, options)
     } else {
@@ -996,7 +996,7 @@ async fn a_server_without_free_connections_is_retried(lab: &Lab) {
             "mysql",
             "CREATE DATABASE app; CREATE USER ana; GRANT ALL ON app.* TO ana",
         );
-        let mut options = lab.mariadb().options("dlock");
+        let mut options = lab.mysql_options("dlock");
         (options.sql.user, options.sql.database) = (Some("ana".into()), Some("app".into()));
         Own::MariaDb(server, options)
     };

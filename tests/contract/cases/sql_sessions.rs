@@ -148,8 +148,8 @@ async fn the_shortest_lease_lets_a_vanished_holder_stop(lab: &Lab) {
 
 /// Returns a client behind a proxy.
 async fn by_proxy(lab: &Lab) -> (Proxy, Client) {
-    let proxy = Proxy::to(lab.server().port());
-    let client = Client(lab.server().through(proxy.port).await);
+    let proxy = Proxy::to(lab.store().port());
+    let client = lab.through(proxy.port);
     (proxy, client)
 }
 
@@ -206,7 +206,7 @@ async fn a_late_request_for_a_fence_counts_no_other_one(lab: &Lab) {
             ..wanted.clone()
         })
         .await;
-        a = Client(lab.server().through(proxy.port).await);
+        a = lab.through(proxy.port);
         let first = Request {
             token: Token::random(),
             ..request(&key("warm"), LONG)

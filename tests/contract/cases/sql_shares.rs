@@ -100,8 +100,8 @@ fn put_document(lab: &Lab, document: &str) -> std::thread::JoinHandle<()> {
 
 /// Returns a client behind a proxy, with an open session.
 async fn through(lab: &Lab) -> (Proxy, Client) {
-    let proxy = Proxy::to(lab.server().port());
-    let mut client = Client(lab.server().through(proxy.port).await);
+    let proxy = Proxy::to(lab.store().port());
+    let mut client = lab.through(proxy.port);
     client.inspect(&key("warm")).await;
     (proxy, client)
 }

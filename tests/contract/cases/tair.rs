@@ -2,11 +2,8 @@
 
 use std::time::Duration;
 
-use dlock::{
-    backends::tair::TairMode,
-    lock::{
-        Attempt, Effect, Kind as ErrorKind, Release, Renewal, Rule, RunPolicy, RunState, Scope,
-    },
+use dlock::lock::{
+    Attempt, Effect, Kind as ErrorKind, Release, Renewal, Rule, RunPolicy, RunState, Scope,
 };
 use redis::Value;
 
@@ -45,13 +42,13 @@ const NAME: &str = "dlock:job";
 const COUNTER: &str = "redisson_lock_token:{dlock:job}";
 
 fn left(lab: &Lab) -> i64 {
-    redis::from_redis_value(lab.tair().server().command(&["PTTL", NAME])).expect("a number")
+    redis::from_redis_value(lab.tair().command(&["PTTL", NAME])).expect("a number")
 }
 
 /// Returns a client behind a proxy, with an open connection.
 async fn warm(lab: &Lab) -> (Proxy, Client) {
-    let proxy = Proxy::to(lab.tair().server().port());
-    let mut client = Client(lab.tair().client(proxy.port, "dlock"));
+    let proxy = Proxy::to(lab.tair().port());
+    let mut client = lab.through(proxy.port);
     client.inspect(&key("warm")).await;
     (proxy, client)
 }
@@ -65,8 +62,8 @@ async fn a_server_without_the_commands_is_refused(lab: &Lab) {
     }
     let plain = support::redis::Redis::plain();
     let error = lab
-        .tair()
-        .client(plain.port, "dlock")
+        .through(plain.port)
+        .0
         .try_acquire(&request(&key("job"), LONG))
         .await
         .expect_err("no Tair");
@@ -75,7 +72,7 @@ async fn a_server_without_the_commands_is_refused(lab: &Lab) {
         (ErrorKind::Config, Effect::NotApplied),
         "{error:?}"
     );
-    let command = if lab.tair().mode == TairMode::Plain {
+    let command = if lab.kind == Kind::Tair {
         "CAS and CAD"
     } else {
         "EXCAS"
@@ -110,7 +107,7 @@ async fn every_step_keeps_an_expiry(lab: &Lab) {
 }
 
 async fn plain_users_of_cas_and_dlock_exclude_each_other(lab: &Lab) {
-    let server = lab.tair().server();
+    let server = lab.tair();
     let mut a = lab.client().await;
     let job = key("job");
     assert_eq!(
@@ -140,7 +137,7 @@ async fn plain_users_of_cas_and_dlock_exclude_each_other(lab: &Lab) {
         server.command(&["SET", NAME, "theirs", "NX", "PX", "5000"]),
         Value::Nil
     );
-    if lab.tair().mode == TairMode::Plain {
+    if lab.kind == Kind::Tair {
         assert_eq!(server.command(&["CAD", NAME, "theirs"]), Value::Int(0));
         assert_eq!(
             server.command(&["CAS", NAME, "theirs", "x", "PX", "5000"]),
@@ -151,7 +148,7 @@ async fn plain_users_of_cas_and_dlock_exclude_each_other(lab: &Lab) {
 }
 
 async fn users_of_versions_and_dlock_exclude_each_other(lab: &Lab) {
-    let server = lab.tair().server();
+    let server = lab.tair();
     let mut a = lab.client().await;
     let job = key("job");
     assert_eq!(
@@ -169,7 +166,7 @@ async fn users_of_versions_and_dlock_exclude_each_other(lab: &Lab) {
         "dlock changed another client's key"
     );
     let held = a.hold(&job).await;
-    if lab.tair().mode == TairMode::Version {
+    if lab.kind == Kind::TairVersion {
         assert_eq!(
             server.command(&["EXSET", NAME, "theirs", "NX", "PX", "5000"]),
             Value::Nil
@@ -185,7 +182,7 @@ async fn users_of_versions_and_dlock_exclude_each_other(lab: &Lab) {
 }
 
 async fn a_key_without_an_expiry_is_no_lock_unless_it_is_a_string(lab: &Lab) {
-    let server = lab.tair().server();
+    let server = lab.tair();
     let mut a = lab.client().await;
     server.command(&["SET", NAME, "0a1b2c", "NX"]);
     let busy = a.refused(&request(&key("job"), LONG)).await;
@@ -253,10 +250,8 @@ async fn a_missing_start_is_written_by_a_repeated_request(lab: &Lab) {
     );
     let fence = a.take(&asked).await.fence;
     lab.tair()
-        .server()
         .command(&["DEL", "dlock:{dlock:job}:starts-string"]);
     lab.tair()
-        .server()
         .command(&["DEL", "dlock:{dlock:job}:starts-exstrtype"]);
     assert_eq!(a.take(&asked).await.fence, fence);
     let record = history(&mut a, &key("job")).await.record;
@@ -275,7 +270,7 @@ async fn concurrent_counting_repeats_no_fence(lab: &Lab) {
         let held = request(&key("job"), LONG);
         let count = async {
             lab.pass(SLACK).await;
-            lab.tair().server().command(&["SET", COUNTER, begun]);
+            lab.tair().command(&["SET", COUNTER, begun]);
         };
         let (attempt, ()) = tokio::join!(a.0.try_acquire(&held), count);
         assert_eq!(proxy.sprung(), 1);
@@ -285,18 +280,18 @@ async fn concurrent_counting_repeats_no_fence(lab: &Lab) {
             "{attempt:?}"
         );
         let fence = a.take(&held).await.fence;
-        let counter: u64 = redis::from_redis_value(lab.tair().server().command(&["GET", COUNTER]))
-            .expect("a number");
+        let counter: u64 =
+            redis::from_redis_value(lab.tair().command(&["GET", COUNTER])).expect("a number");
         assert!(counter >= fence.0 && fence.0 > 1000, "{counter} {fence}");
         a.free(&held).await;
         let next = lab.client().await.take(&request(&key("job"), LONG)).await;
         assert!(next.fence.0 > counter);
-        lab.target.lose_data().await;
+        lab.lose_data().await;
     }
 }
 
 async fn an_invalid_counter_is_an_error_and_leaves_nothing(lab: &Lab) {
-    let server = lab.tair().server();
+    let server = lab.tair();
     for counter in ["seven", "9007199254740991"] {
         server.command(&["SET", COUNTER, counter]);
         let error = lab
@@ -317,7 +312,7 @@ async fn an_invalid_counter_is_an_error_and_leaves_nothing(lab: &Lab) {
 async fn a_deleted_lock_is_not_revived_by_its_version(lab: &Lab) {
     let mut a = lab.client().await;
     let stale = a.hold(&key("job")).await;
-    lab.tair().server().command(&["DEL", NAME]);
+    lab.tair().command(&["DEL", NAME]);
     let mut b = lab.client().await;
     let held = b.hold(&key("job")).await;
     for _ in 0..3 {
@@ -335,7 +330,6 @@ async fn only_the_counter_remains(lab: &Lab) {
     b.refused(&wanted).await;
     let endless = |lab: &Lab| {
         lab.tair()
-            .server()
             .keys()
             .into_iter()
             .filter(|(_, left)| *left < 0)
@@ -347,7 +341,6 @@ async fn only_the_counter_remains(lab: &Lab) {
     // The history also remains, for 100 days after the last run.
     let left: Vec<(String, bool)> = lab
         .tair()
-        .server()
         .keys()
         .into_iter()
         .map(|(name, left)| (name, left < 0))
@@ -363,14 +356,15 @@ async fn only_the_counter_remains(lab: &Lab) {
 
 /// Keys that `redis://` or the other mode left have another type.
 async fn keys_of_another_scheme_block_no_lock(lab: &Lab) {
-    let server = lab.tair().server();
+    let server = lab.tair();
     server.command(&["HSET", "dlock:{dlock:job}:starts", "ps", "1"]);
     let mut a = lab.client().await;
     a.run(&asking("job", &once(WINDOW, 0, false)), RunState::Ok)
         .await;
-    let other = match lab.tair().mode {
-        TairMode::Plain => "exstrtype",
-        TairMode::Version => "string",
+    let other = if lab.kind == Kind::Tair {
+        "exstrtype"
+    } else {
+        "string"
     };
     server.command(&[
         "HSET",

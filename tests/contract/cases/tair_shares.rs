@@ -3,7 +3,6 @@
 use std::{cell::RefCell, rc::Rc, time::Duration};
 
 use dlock::{
-    backends::tair::TairMode,
     lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
     lock::{Amendment, Attempt, Break, End, Fence, Intent, Mode, Release, Renewal, Request, Scope},
 };
@@ -52,8 +51,8 @@ fn reader(lease: Duration) -> Request {
 
 /// Returns a client behind a proxy, with an open connection.
 async fn warm(lab: &Lab) -> (Proxy, Client) {
-    let proxy = Proxy::to(lab.tair().server().port());
-    let mut client = Client(lab.tair().client(proxy.port, "dlock"));
+    let proxy = Proxy::to(lab.tair().port());
+    let mut client = lab.through(proxy.port);
     client.inspect(&key("warm")).await;
     (proxy, client)
 }
@@ -80,8 +79,7 @@ async fn fences(lab: &Lab) -> Vec<Fence> {
 }
 
 fn left(lab: &Lab) -> Duration {
-    let left: u64 =
-        redis::from_redis_value(lab.tair().server().command(&["PTTL", NAME])).expect("an end");
+    let left: u64 = redis::from_redis_value(lab.tair().command(&["PTTL", NAME])).expect("an end");
     Duration::from_millis(left)
 }
 
@@ -104,7 +102,7 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
         a.free(&held).await;
         b.free(&there).await;
         lab.client().await.hold(&key("job")).await;
-        lab.target.lose_data().await;
+        lab.lose_data().await;
     }
 }
 
@@ -122,7 +120,6 @@ async fn a_share_granted_too_late_is_not_held(lab: &Lab) {
     // The next fence is above the number that the late attempt counted.
     let counter: u64 = redis::from_redis_value(
         lab.tair()
-            .server()
             .command(&["GET", "redisson_lock_token:{dlock:job}"]),
     )
     .expect("a number");
@@ -202,7 +199,7 @@ async fn a_late_renewal_of_a_share_does_not_revive_it(lab: &Lab) {
         lab.pass(SLACK * 4).await;
         assert_eq!(fences(lab).await, [fence], "{repeated_by}");
         assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
-        lab.target.lose_data().await;
+        lab.lose_data().await;
     }
 }
 
@@ -268,12 +265,12 @@ async fn a_release_of_a_share_whose_answer_was_lost_frees_it_once(lab: &Lab) {
         let past = history(&mut b, &key("job")).await.past;
         assert_eq!(past.len(), 1, "{past:?}");
         b.free(&there).await;
-        lab.target.lose_data().await;
+        lab.lose_data().await;
     }
 }
 
 async fn shares_keep_other_clients_out(lab: &Lab) {
-    let server = lab.tair().server();
+    let server = lab.tair();
     let (mut b, there, _) = other(lab).await;
     let (mut c, next, _) = other(lab).await;
     for step in 0..3 {
@@ -282,7 +279,7 @@ async fn shares_keep_other_clients_out(lab: &Lab) {
             Value::Nil,
             "{step}"
         );
-        if lab.tair().mode == TairMode::Plain {
+        if lab.kind == Kind::Tair {
             assert_eq!(
                 server.command(&["CAS", NAME, "theirs", "x", "PX", "5000"]),
                 Value::Int(0)
@@ -302,7 +299,7 @@ async fn shares_keep_other_clients_out(lab: &Lab) {
         }
     }
     c.free(&next).await;
-    let theirs = if lab.tair().mode == TairMode::Plain {
+    let theirs = if lab.kind == Kind::Tair {
         "SET"
     } else {
         "EXSET"
@@ -343,12 +340,11 @@ async fn other_clients_can_take_an_offered_lock(lab: &Lab) {
     assert!(c.refused(&reader(LONG)).await.transient);
     assert_eq!(
         lab.tair()
-            .server()
             .command(&["SET", NAME, "theirs", "NX", "PX", "5000"]),
         Value::Okay
     );
     assert!(b.refused(&first).await.holders[0].foreign);
-    lab.tair().server().command(&["DEL", NAME]);
+    lab.tair().command(&["DEL", NAME]);
     assert!(
         c.refused(&reader(LONG)).await.transient,
         "the waiter has lost its position"
@@ -358,9 +354,9 @@ async fn other_clients_can_take_an_offered_lock(lab: &Lab) {
 
 async fn a_lock_taken_by_other_clients_has_no_readers(lab: &Lab) {
     let (mut b, there, _) = other(lab).await;
-    let server = lab.tair().server();
+    let server = lab.tair();
     server.command(&["DEL", NAME]);
-    let theirs = if lab.tair().mode == TairMode::Plain {
+    let theirs = if lab.kind == Kind::Tair {
         "SET"
     } else {
         "EXSET"
@@ -459,7 +455,6 @@ async fn shares_leave_nothing_behind(lab: &Lab) {
     );
     let endless = lab
         .tair()
-        .server()
         .keys()
         .into_iter()
         .filter(|(_, left)| *left < 0)
@@ -471,7 +466,6 @@ async fn shares_leave_nothing_behind(lab: &Lab) {
     c.free(&writer).await;
     let names: Vec<String> = lab
         .tair()
-        .server()
         .keys()
         .into_iter()
         .map(|(name, _)| name)
@@ -487,12 +481,12 @@ async fn inspecting_a_shared_lock_changes_nothing(lab: &Lab) {
     let (mut b, there, fence) = other(lab).await;
     b.take(&reader(short())).await;
     lab.outlast(short()).await;
-    let words = if lab.tair().mode == TairMode::Plain {
+    let words = if lab.kind == Kind::Tair {
         ["GET", NAME]
     } else {
         ["EXGET", NAME]
     };
-    let before = lab.tair().server().command(&words);
+    let before = lab.tair().command(&words);
     let mut looks = lab.client().await;
     assert_eq!(fences(lab).await, [fence]);
     assert_eq!(looks.keys("").await, ["job"]);
@@ -501,11 +495,11 @@ async fn inspecting_a_shared_lock_changes_nothing(lab: &Lab) {
         looks.0.renew(&there.key, &there.token, Intent::Probe).await,
         Ok(Renewal::Kept { .. })
     ));
-    assert_eq!(lab.tair().server().command(&words), before);
+    assert_eq!(lab.tair().command(&words), before);
     assert!(
         matches!(looks.attempt(&request(&key("job"), LONG)).await, Attempt::Busy(busy) if busy.holders.len() == 1)
     );
-    assert_ne!(lab.tair().server().command(&words), before);
+    assert_ne!(lab.tair().command(&words), before);
 }
 
 /// Otherwise the waiter would get another offer, and delay the others again.
@@ -531,7 +525,7 @@ async fn a_waiter_that_missed_its_offer_is_removed_by_the_next_holder(lab: &Lab)
         assert!(c.inspect(&key("job")).await.waiters.is_empty());
         c.free(&next).await;
         a.hold(&key("job")).await;
-        lab.target.lose_data().await;
+        lab.lose_data().await;
     }
 }
 

@@ -79,7 +79,7 @@ fn assert_refused(what: &str, backend: &str, error: &Error) {
 
 async fn undeclared_capabilities_are_refused_without_asking(lab: &Lab) {
     // This client's store is unreachable: any answer but "unavailable" came without contact.
-    let mut backend = lab.target.unreachable().await;
+    let mut backend = lab.unreachable().await;
     let capabilities = backend.identity().capabilities.clone();
     for (what, has, request) in asked_for(&capabilities) {
         let never = std::future::pending::<()>();
@@ -142,7 +142,7 @@ async fn declared_capabilities_work(lab: &Lab) {
 }
 
 async fn another_ttl_is_refused_where_a_hold_keeps_one_ttl(lab: &Lab) {
-    let mut backend = lab.target.unreachable().await;
+    let mut backend = lab.unreachable().await;
     let capabilities = backend.identity().capabilities.clone();
     assert_eq!(capabilities.adjustable_ttl, lab.kind.adjusts_ttl());
     if !capabilities.adjustable_ttl {

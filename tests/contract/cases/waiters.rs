@@ -82,7 +82,7 @@ impl OwnServer {
                 ..Default::default()
             });
             server.sql("mysql", "CREATE DATABASE app");
-            let mut options = lab.mariadb().options("dlock");
+            let mut options = lab.mysql_options("dlock");
             options.sql.database = Some("app".into());
             (Self::MariaDb(server), Clients::MariaDb(options))
         } else {
@@ -91,7 +91,7 @@ impl OwnServer {
                 settings,
                 ..Default::default()
             });
-            let mut options = lab.postgres().options("dlock");
+            let mut options = lab.postgres_options("dlock");
             options.sql.database = Some("postgres".into());
             (Self::Postgres(server), Clients::Postgres(options))
         }

@@ -23,9 +23,9 @@ use crate::{
     lab::{Client, LONG, Lab, key, request, short, stretched, waiting},
     support::{
         self, ports,
-        zookeeper::{Options as Plan, ZooKeeper as Servers},
+        zookeeper::{Options as Plan, ZooKeeper as Servers, tree},
     },
-    targets::{Kind, zookeeper::Target},
+    targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
@@ -89,10 +89,9 @@ fn login(user: &str, password: &str) -> Option<(String, Secret)> {
 }
 
 async fn a_login_keeps_others_out(lab: &Lab) {
-    let target = lab.zookeeper();
     let at = |login| ZooKeeperOptions {
         login,
-        ..target.options(target.servers().hosts(), "dlock")
+        ..lab.options("dlock")
     };
     full_cycle(at(login("ana", "p@ss:w/rd"))).await;
     for other in [
@@ -106,10 +105,10 @@ async fn a_login_keeps_others_out(lab: &Lab) {
         );
     }
     full_cycle(at(login("ana", "p@ss:w/rd"))).await;
-    let admin = target.admin().await;
+    let admin = lab.admin().await;
     assert!(
         admin
-            .list_children(&format!("{}/dlock", target.chroot))
+            .list_children(&format!("{}/dlock", lab.chroot()))
             .await
             .is_err(),
         "another user can read the lock's nodes"
@@ -117,8 +116,7 @@ async fn a_login_keeps_others_out(lab: &Lab) {
 }
 
 async fn an_unreadable_chroot_is_denied(lab: &Lab) {
-    let target = lab.zookeeper();
-    let port = target.servers().nodes[0].port;
+    let port = lab.store().port();
     let owner = Admin::connector()
         .with_auth("digest", b"ana:secret")
         .connect(&format!("127.0.0.1:{port}"))
@@ -126,13 +124,13 @@ async fn an_unreadable_chroot_is_denied(lab: &Lab) {
         .expect("a connection");
     owner
         .create(
-            &target.chroot,
+            &lab.chroot(),
             b"",
             &CreateMode::Persistent.with_acls(Acls::creator_all()),
         )
         .await
         .expect("a node");
-    let options = target.options(target.servers().hosts(), "dlock");
+    let options: ZooKeeperOptions = lab.options("dlock");
     assert_denied(
         &attempt(options.clone()).await.expect_err("no rights"),
         "secret",
@@ -145,16 +143,15 @@ async fn an_unreadable_chroot_is_denied(lab: &Lab) {
 }
 
 async fn a_read_only_user_sees_the_history(lab: &Lab) {
-    let target = lab.zookeeper();
     let job = key("job");
     let mut owner = Client(Box::new(ZooKeeper::new(ZooKeeperOptions {
         login: login("ana", "secret"),
-        ..target.options(target.servers().hosts(), "dlock")
+        ..lab.options("dlock")
     })));
     let held = owner.hold(&job).await;
     owner.free(&held).await;
     let fence = owner.take(&request(&job, LONG)).await.fence;
-    let port = target.servers().nodes[0].port;
+    let port = lab.store().port();
     let admin = Admin::connector()
         .with_auth("digest", b"ana:secret")
         .connect(&format!("127.0.0.1:{port}"))
@@ -164,12 +161,10 @@ async fn a_read_only_user_sees_the_history(lab: &Lab) {
         Acl::new(Permission::ALL, AuthId::authed()),
         Acl::new(Permission::READ, AuthId::anyone()),
     ];
-    for node in Target::tree(&admin, &target.chroot).await {
+    for node in tree(&admin, &lab.chroot()).await {
         admin.set_acl(&node, &both, None).await.expect("its rights");
     }
-    let mut viewer = Client(Box::new(ZooKeeper::new(
-        target.options(target.servers().hosts(), "dlock"),
-    )));
+    let mut viewer = Client(Box::new(ZooKeeper::new(lab.options("dlock"))));
     assert_eq!(history(&mut viewer, &job).await.past.len(), 1);
     let skip = Note::Skipped {
         host: "web1".into(),
@@ -203,12 +198,11 @@ async fn a_read_only_user_sees_the_history(lab: &Lab) {
 }
 
 async fn a_user_without_history_rights_still_gets_the_lock(lab: &Lab) {
-    let target = lab.zookeeper();
-    let admin = target.admin().await;
+    let admin = lab.admin().await;
     let (mut a, job) = (lab.client().await, key("job"));
     let held = a.hold(&job).await;
     a.free(&held).await;
-    for node in Target::tree(&admin, &format!("{}/dlock.meta/%fine", target.chroot)).await {
+    for node in tree(&admin, &format!("{}/dlock.meta/%fine", lab.chroot())).await {
         admin
             .set_acl(&node, &[Acl::new(Permission::READ, AuthId::anyone())], None)
             .await
@@ -224,8 +218,7 @@ async fn a_user_without_history_rights_still_gets_the_lock(lab: &Lab) {
 
 /// Locks of a version without a history lack its folders.
 async fn a_removed_history_starts_again(lab: &Lab) {
-    let target = lab.zookeeper();
-    let admin = target.admin().await;
+    let admin = lab.admin().await;
     let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
     let first = a.hold(&job).await;
     a.free(&first).await;
@@ -233,9 +226,7 @@ async fn a_removed_history_starts_again(lab: &Lab) {
         let held = request(&job, LONG);
         let fence = a.take(&held).await.fence;
         for folder in ["%fine", "%bad"] {
-            for node in
-                Target::tree(&admin, &format!("{}/dlock.meta/{folder}", target.chroot)).await
-            {
+            for node in tree(&admin, &format!("{}/dlock.meta/{folder}", lab.chroot())).await {
                 let _ = admin.delete(&node, None).await;
             }
         }
@@ -312,7 +303,7 @@ async fn a_tls_connection_to_a_plain_server_fails(lab: &Lab) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = tokio::time::timeout(
         Duration::from_secs(5),
-        attempt(over_tls(lab.server().port(), None)),
+        attempt(over_tls(lab.store().port(), None)),
     )
     .await;
     assert!(!matches!(outcome, Ok(Ok(_))), "{outcome:?}");
@@ -406,13 +397,17 @@ async fn a_missing_server_is_unavailable(_: &Lab) {
 }
 
 async fn one_reachable_server_of_several_is_enough(lab: &Lab) {
-    let mut hosts = lab.zookeeper().servers().hosts();
+    let mut hosts = lab.zookeeper().hosts();
     hosts.extend([
         ("127.0.0.1".into(), ports::free()),
         ("127.0.0.1".into(), ports::free()),
     ]);
     for _ in 0..5 {
-        full_cycle(lab.zookeeper().options(hosts.clone(), "dlock")).await;
+        full_cycle(ZooKeeperOptions {
+            hosts: hosts.clone(),
+            ..lab.options("dlock")
+        })
+        .await;
     }
 }
 

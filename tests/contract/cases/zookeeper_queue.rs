@@ -14,8 +14,11 @@ use zookeeper_client::{Acls, Client as Admin, CreateMode};
 use super::{Case, cases, history::history};
 use crate::{
     lab::{Client, LONG, Lab, SLACK, key, nested, request, short, soon, stretched, waiting},
-    support::proxy::{Fault, Mode as Line, Proxy},
-    targets::{Kind, zookeeper::Target},
+    support::{
+        proxy::{Fault, Mode as Line, Proxy},
+        zookeeper::tree,
+    },
+    targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
@@ -52,9 +55,8 @@ pub fn all() -> Vec<Case> {
 const ANY: Acls<'static> = Acls::anyone_all();
 
 async fn contenders(lab: &Lab, job: &str) -> Vec<String> {
-    let target = lab.zookeeper();
-    let admin = target.admin().await;
-    let path = format!("{}/dlock/{job}", target.chroot);
+    let admin = lab.admin().await;
+    let path = format!("{}/dlock/{job}", lab.chroot());
     let _ = admin.sync(&path).await;
     let mut names = admin.list_children(&path).await.unwrap_or_default();
     names.retain(|name| !name.contains("-excl-__WRIT__"));
@@ -64,19 +66,15 @@ async fn contenders(lab: &Lab, job: &str) -> Vec<String> {
 
 async fn delete_first(lab: &Lab, job: &str) {
     let name = contenders(lab, job).await.remove(0);
-    lab.zookeeper()
-        .admin()
+    lab.admin()
         .await
-        .delete(
-            &format!("{}/dlock/{job}/{name}", lab.zookeeper().chroot),
-            None,
-        )
+        .delete(&format!("{}/dlock/{job}/{name}", lab.chroot()), None)
         .await
         .expect("a node to delete");
 }
 
 async fn mkdir(lab: &Lab, admin: &Admin, below: &str) -> String {
-    let path = format!("{}/{below}", lab.zookeeper().chroot);
+    let path = format!("{}/{below}", lab.chroot());
     admin
         .mkdir(&path, &CreateMode::Persistent.with_acls(ANY))
         .await
@@ -120,7 +118,7 @@ async fn our_lock_has_the_form_curator_expects(lab: &Lab) {
 }
 
 async fn contenders_of_other_libraries_are_waited_for(lab: &Lab) {
-    let admin = lab.zookeeper().admin().await;
+    let admin = lab.admin().await;
     let families = [
         (
             "curator",
@@ -207,7 +205,7 @@ async fn contenders_of_other_libraries_are_waited_for(lab: &Lab) {
 
 /// Each proof is a write on all servers, and a long queue would keep them busy with nothing else.
 async fn a_waiter_far_back_proves_rarely_that_it_lives(lab: &Lab) {
-    let admin = lab.zookeeper().admin().await;
+    let admin = lab.admin().await;
     let path = mkdir(lab, &admin, "dlock/job").await;
     let mut others = Vec::new();
     // A reader has the lock: behind an exclusive holder no waiter is judged.
@@ -248,7 +246,7 @@ async fn a_waiter_far_back_proves_rarely_that_it_lives(lab: &Lab) {
         place,
         "a living waiter lost its position"
     );
-    let meta = format!("{}/dlock.meta", lab.zookeeper().chroot);
+    let meta = format!("{}/dlock.meta", lab.chroot());
     let proofs = admin.list_children(&meta).await.expect("the records");
     let proofs = proofs
         .iter()
@@ -275,7 +273,7 @@ async fn a_waiter_far_back_proves_rarely_that_it_lives(lab: &Lab) {
 }
 
 async fn a_node_that_belongs_to_no_lock_is_an_error(lab: &Lab) {
-    let admin = lab.zookeeper().admin().await;
+    let admin = lab.admin().await;
     let path = mkdir(lab, &admin, "dlock/brokers").await;
     admin
         .create(
@@ -285,7 +283,7 @@ async fn a_node_that_belongs_to_no_lock_is_an_error(lab: &Lab) {
         )
         .await
         .expect("a node");
-    let before = Target::tree(&admin, &lab.zookeeper().chroot).await;
+    let before = tree(&admin, &lab.chroot()).await;
     let mut a = lab.client().await;
     for wanted in [
         request(&key("brokers"), LONG),
@@ -305,12 +303,12 @@ async fn a_node_that_belongs_to_no_lock_is_an_error(lab: &Lab) {
         ErrorKind::Data
     );
     assert!(a.keys("").await.is_empty());
-    assert_eq!(Target::tree(&admin, &lab.zookeeper().chroot).await, before);
+    assert_eq!(tree(&admin, &lab.chroot()).await, before);
 }
 
 /// The server also removes containers that are empty for a while.
 async fn a_removed_directory_is_created_again(lab: &Lab) {
-    let admin = lab.zookeeper().admin().await;
+    let admin = lab.admin().await;
     let mut last = 0;
     for whole in [false, true, false] {
         let mut a = lab.client().await;
@@ -319,7 +317,7 @@ async fn a_removed_directory_is_created_again(lab: &Lab) {
         assert!(fence.0 > last, "queue numbers start again, fences don't");
         last = fence.0;
         a.free(&held).await;
-        let chroot = &lab.zookeeper().chroot;
+        let chroot = &lab.chroot();
         admin
             .delete(&format!("{chroot}/dlock/job"), None)
             .await
@@ -404,13 +402,8 @@ async fn a_clean_release_causes_no_drain_delay(lab: &Lab) {
 
 async fn delete_last_but_one(lab: &Lab) {
     let names = contenders(lab, "job").await;
-    let path = format!(
-        "{}/dlock/job/{}",
-        lab.zookeeper().chroot,
-        names[names.len() - 2]
-    );
-    lab.zookeeper()
-        .admin()
+    let path = format!("{}/dlock/job/{}", lab.chroot(), names[names.len() - 2]);
+    lab.admin()
         .await
         .delete(&path, None)
         .await
@@ -418,7 +411,7 @@ async fn delete_last_but_one(lab: &Lab) {
 }
 
 async fn a_holder_of_another_library_causes_no_drain_delay(lab: &Lab) {
-    let admin = lab.zookeeper().admin().await;
+    let admin = lab.admin().await;
     let path = mkdir(lab, &admin, "dlock/job").await;
     let node = format!("{path}/_c_8743c9c0-0795-4907-87fd-6c719a6b4586-lock-");
     let (_, number) = admin
@@ -502,10 +495,9 @@ async fn holders_that_vanish_in_succession_leave_few_marks(lab: &Lab) {
         delete_first(lab, "job").await;
     }
     let meta = lab
-        .zookeeper()
         .admin()
         .await
-        .list_children(&format!("{}/dlock.meta/job", lab.zookeeper().chroot))
+        .list_children(&format!("{}/dlock.meta/job", lab.chroot()))
         .await
         .expect("nodes");
     assert!(
@@ -627,8 +619,8 @@ async fn a_holder_whose_session_is_just_ending_has_no_time_left(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     a.hold(&job).await;
-    let admin = lab.zookeeper().admin().await;
-    let meta = format!("{}/dlock.meta/job", lab.zookeeper().chroot);
+    let admin = lab.admin().await;
+    let meta = format!("{}/dlock.meta/job", lab.chroot());
     admin
         .sync(&meta)
         .await
@@ -668,8 +660,8 @@ async fn a_released_lock_leaves_only_its_record(lab: &Lab) {
     b.leave_queue(&wanted).await;
     a.release(&held, Scope::Tree).await;
     drop((a, b));
-    let chroot = lab.zookeeper().chroot.clone();
-    let admin = lab.zookeeper().admin().await;
+    let chroot = lab.chroot();
+    let admin = lab.admin().await;
     let left = [
         format!("{chroot}/dlock.meta/a%2Fb"),
         format!("{chroot}/dlock/a%2Fb"),
@@ -683,12 +675,12 @@ async fn a_released_lock_leaves_only_its_record(lab: &Lab) {
     // Nodes that were created to learn the server's time end with their sessions.
     let until = Instant::now() + Duration::from_secs(8);
     loop {
-        let mut tree = Target::tree(&admin, &chroot).await;
-        tree.retain(|node| !left.contains(node) && !node.starts_with(&format!("{}/", left[6])));
-        if tree.is_empty() {
+        let mut nodes = tree(&admin, &chroot).await;
+        nodes.retain(|node| !left.contains(node) && !node.starts_with(&format!("{}/", left[6])));
+        if nodes.is_empty() {
             break;
         }
-        assert!(Instant::now() < until, "{tree:?}");
+        assert!(Instant::now() < until, "{nodes:?}");
         lab.pass(SLACK).await;
     }
 }
@@ -697,8 +689,8 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     let name = contenders(lab, "job").await.remove(0);
-    let path = format!("{}/dlock/job/{name}", lab.zookeeper().chroot);
-    let admin = lab.zookeeper().admin().await;
+    let path = format!("{}/dlock/job/{name}", lab.chroot());
+    let admin = lab.admin().await;
     admin
         .set_data(&path, br#"{"dlock":"3.0"}"#, None)
         .await
@@ -747,18 +739,14 @@ async fn a_long_unused_record_can_be_removed(lab: &Lab) {
 
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 
-fn through(lab: &Lab, proxy: &Proxy) -> Client {
-    Client(lab.zookeeper().at_port(proxy.port, "dlock"))
-}
-
 async fn a_create_whose_answer_was_lost_is_found_again(lab: &Lab) {
     let mut other = lab.client().await;
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         let job = key(&format!("job-{fault:?}"));
         let held = other.hold(&job).await;
-        let proxy = Proxy::to(lab.server().port());
-        let mut a = through(lab, &proxy);
-        proxy.trap(lab.server().taking_mark(), fault);
+        let proxy = Proxy::to(lab.store().port());
+        let mut a = lab.through(proxy.port);
+        proxy.trap(lab.kind.marks().taking, fault);
         let wanted = waiting(&job, LONG);
         let never = std::future::pending::<()>();
         let take = lease::acquire(
@@ -799,8 +787,8 @@ async fn a_waiter_whose_session_ended_queues_again(lab: &Lab) {
     let (mut a, mut c) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    let mut proxy = Proxy::to(lab.server().port());
-    let mut b = through(lab, &proxy);
+    let mut proxy = Proxy::to(lab.store().port());
+    let mut b = lab.through(proxy.port);
     let (lost, after) = (waiting(&job, short()), waiting(&job, LONG));
     assert_eq!(b.refused(&lost).await.position, Some(1));
     assert_eq!(c.refused(&after).await.position, Some(2));
@@ -833,8 +821,8 @@ async fn a_waiter_whose_session_ended_queues_again(lab: &Lab) {
 
 /// An unanswered renewal is repeated over another connection, and the session continues.
 async fn a_server_that_stops_answering_is_left(lab: &Lab) {
-    let mut proxy = Proxy::to(lab.server().port());
-    let mut a = through(lab, &proxy);
+    let mut proxy = Proxy::to(lab.store().port());
+    let mut a = lab.through(proxy.port);
     let job = key("job");
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
@@ -857,8 +845,8 @@ async fn a_server_that_stops_answering_is_left(lab: &Lab) {
 
 /// Completed calls and dropped calls both end their sessions.
 async fn no_session_is_left_behind(lab: &Lab) {
-    lab.target.isolate().await;
-    let servers = lab.zookeeper().servers();
+    lab.isolate();
+    let servers = lab.zookeeper();
     let sessions = || servers.nodes[0].counted("zk_global_sessions");
     let before = sessions().expect("a count of sessions");
     let mut a = lab.client().await;
@@ -944,8 +932,8 @@ async fn many_waiters_survive_a_holder_that_died(lab: &Lab) {
             "too few files may be open",
         );
     }
-    lab.target.isolate().await;
-    let servers = lab.zookeeper().servers();
+    lab.isolate();
+    let servers = lab.zookeeper();
     let packets = || {
         servers.nodes[0]
             .counted("zk_packets_received")

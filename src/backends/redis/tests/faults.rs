@@ -3,6 +3,8 @@
 
 use std::{io::Write as _, time::Duration};
 
+use support::tls::Certificates;
+
 use super::server::{TestServer, busy, granted, key, nested, pause, request, waiting};
 use crate::{
     backends::{
@@ -10,8 +12,8 @@ use crate::{
         redis::{Redis, RedisOptions, RedisServer},
     },
     lock::{
-        Attempt, Backend as _, Effect, Intent, Kind, Mode, Origin, Progress, Release, Renewal,
-        Request, Scope, Wake,
+        Backend as _, Effect, Intent, Kind, Mode, Origin, Progress, Release, Renewal, Request,
+        Scope, Wake,
     },
 };
 
@@ -25,7 +27,7 @@ async fn without_memory_holds_are_renewed_and_released_but_not_granted() {
     granted(&mut a, &inner).await;
     let asked = waiting("job");
     busy(&mut b, &asked).await;
-    server.raw(&["CONFIG", "SET", "maxmemory", "1"]);
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = a.try_acquire(&request("other")).await.unwrap_err();
     assert_eq!(
         (error.kind, error.effect),
@@ -33,7 +35,7 @@ async fn without_memory_holds_are_renewed_and_released_but_not_granted() {
     );
     assert!(error.hint.is_some());
     assert_eq!(
-        server.number(&["EXISTS", "dlock:other", "redisson_lock_token:{dlock:other}"]),
+        server.int(&["EXISTS", "dlock:other", "redisson_lock_token:{dlock:other}"]),
         0
     );
     assert_eq!(
@@ -47,7 +49,7 @@ async fn without_memory_holds_are_renewed_and_released_but_not_granted() {
             a.renew(&hold.key, &hold.token, None.into()).await.unwrap(),
             Renewal::Renewed { .. }
         ));
-        assert!(server.number(&["PTTL", "dlock:job"]) > 9_000);
+        assert!(server.int(&["PTTL", "dlock:job"]) > 9_000);
     }
     assert_eq!(
         a.release(&inner.key, &inner.token, &Scope::Hold.into())
@@ -83,7 +85,7 @@ async fn a_user_without_publish_rights_can_release() {
         "resetchannels",
         "+@all",
     ];
-    server.raw(&rights);
+    server.command(&rights);
     let options = RedisOptions {
         user: Some("app".into()),
         password: Some(Secret::new("pw")),
@@ -110,7 +112,7 @@ async fn a_user_without_publish_rights_can_release() {
 async fn missing_rights_are_named_and_grant_nothing() {
     let server = TestServer::start();
     let as_user = |name: &str, rights: &[&str]| {
-        server.raw(&[&["ACL", "SETUSER", name, "on", ">pw"], rights].concat());
+        server.command(&[&["ACL", "SETUSER", name, "on", ">pw"], rights].concat());
         Redis::new(RedisOptions {
             user: Some(name.into()),
             password: Some(Secret::new("pw")),
@@ -154,7 +156,7 @@ async fn missing_rights_are_named_and_grant_nothing() {
             "{name}: {error:?}"
         );
         assert_eq!(
-            server.number(&["EXISTS", "dlock:job"]),
+            server.int(&["EXISTS", "dlock:job"]),
             0,
             "{name}: no lock without an expiry"
         );
@@ -171,7 +173,7 @@ async fn writes_of_a_failed_script_are_undone() {
         "+pexpireat",
         "(~* &* +@all -pexpireat)",
     ];
-    server.raw(&[&["ACL", "SETUSER", "app", "on", ">pw"], &rights[..]].concat());
+    server.command(&[&["ACL", "SETUSER", "app", "on", ">pw"], &rights[..]].concat());
     let user = || {
         Redis::new(RedisOptions {
             user: Some("app".into()),
@@ -191,11 +193,11 @@ async fn writes_of_a_failed_script_are_undone() {
             "{mode:?}: {error:?}"
         );
         assert_eq!(
-            server.number(&["EXISTS", "dlock:job"]),
+            server.int(&["EXISTS", "dlock:job"]),
             1,
             "{mode:?}: the lock was written"
         );
-        server.raw(&["FLUSHALL"]);
+        server.command(&["FLUSHALL"]);
         let never = std::future::pending::<()>();
         let taken = lease::acquire(
             &mut user(),
@@ -208,7 +210,7 @@ async fn writes_of_a_failed_script_are_undone() {
         )
         .await;
         assert_eq!(taken.unwrap_err().kind, Kind::Denied, "{mode:?}");
-        assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0, "{mode:?}");
+        assert_eq!(server.int(&["EXISTS", "dlock:job"]), 0, "{mode:?}");
     }
 }
 
@@ -218,9 +220,9 @@ async fn a_replicas_copy_of_a_hold_does_not_count() {
     let copy = TestServer::start();
     let held = request("job");
     granted(&mut server.backend(), &held).await;
-    copy.raw(&["REPLICAOF", "127.0.0.1", &server.port.to_string()]);
+    copy.command(&["REPLICAOF", "127.0.0.1", &server.port.to_string()]);
     for _ in 0..500 {
-        if copy.number(&["EXISTS", "dlock:job"]) == 1 {
+        if copy.int(&["EXISTS", "dlock:job"]) == 1 {
             break;
         }
         pause(20).await;
@@ -235,8 +237,8 @@ async fn a_replicas_copy_of_a_hold_does_not_count() {
         "{error:?}"
     );
     // Neither does its refusal.
-    server.raw(&["SET", "dlock:text", "x", "PX", "60000"]);
-    server.raw(&[
+    server.command(&["SET", "dlock:text", "x", "PX", "60000"]);
+    server.command(&[
         "HSET",
         "dlock:{dlock:ran}:starts",
         "ps",
@@ -286,7 +288,7 @@ async fn credentials_are_checked_first_and_never_shown() {
     // The server's default user needs no password: after a refused login dlock must not continue as
     // that user.
     let server = TestServer::start();
-    server.raw(&[
+    server.command(&[
         "ACL", "SETUSER", "app", "on", ">hunter2", "~*", "&*", "+@all",
     ]);
     let with = |user: Option<&str>, password: Option<&str>| {
@@ -299,7 +301,7 @@ async fn credentials_are_checked_first_and_never_shown() {
     };
     granted(&mut with(Some("app"), Some("hunter2")), &request("job")).await;
     assert_eq!(
-        server.number(&["EXISTS", "dlock:job"]),
+        server.int(&["EXISTS", "dlock:job"]),
         0,
         "the lock is in database 3"
     );
@@ -332,11 +334,11 @@ async fn credentials_are_checked_first_and_never_shown() {
         .contains("hunter")
     );
     assert_eq!(
-        server.number(&["DBSIZE"]),
+        server.int(&["DBSIZE"]),
         0,
         "nothing was taken with a refused login"
     );
-    server.raw(&["CONFIG", "SET", "requirepass", "swordfish"]);
+    server.command(&["CONFIG", "SET", "requirepass", "swordfish"]);
     for mut backend in [with(None, None), server.backend()] {
         let error = backend.try_acquire(&request("job")).await.unwrap_err();
         assert_eq!(
@@ -348,86 +350,29 @@ async fn credentials_are_checked_first_and_never_shown() {
 }
 
 #[tokio::test]
-async fn a_missing_database_is_a_configuration_error() {
-    let server = TestServer::with(&["--databases", "2"]);
-    let mut a = Redis::new(RedisOptions {
-        db: 2,
-        ..server.options()
-    });
-    let error = a.try_acquire(&request("job")).await.unwrap_err();
-    assert_eq!(
-        (error.kind, error.effect),
-        (Kind::Config, Effect::NotApplied)
-    );
-    assert_eq!(
-        server.number(&["DBSIZE"]),
-        0,
-        "nothing was taken in database 0 instead"
-    );
-}
-
-#[tokio::test]
-async fn forgotten_scripts_are_sent_again() {
-    let server = TestServer::start();
-    let mut a = server.backend();
-    let held = request("job");
-    granted(&mut a, &held).await;
-    server.raw(&["SCRIPT", "FLUSH"]);
-    assert!(matches!(
-        a.renew(&held.key, &held.token, None.into()).await.unwrap(),
-        Renewal::Renewed { .. }
-    ));
-    server.raw(&["SCRIPT", "FLUSH"]);
-    assert_eq!(
-        a.release(&held.key, &held.token, &Scope::Hold.into())
-            .await
-            .unwrap(),
-        Release::Released
-    );
-}
-
-#[tokio::test]
-async fn a_restart_without_data_loses_the_lock_but_repeats_no_fence() {
-    let mut server = TestServer::start();
-    let mut a = server.backend();
-    let held = request("job");
-    let before = granted(&mut a, &held).await.fence;
-    server.restart();
-    assert_eq!(
-        a.renew(&held.key, &held.token, None.into()).await.unwrap(),
-        Renewal::NotHeld,
-        "a closed connection is noticed and replaced"
-    );
-    assert!(granted(&mut a, &request("job")).await.fence > before);
-    server.raw(&["FLUSHALL"]);
-    let flushed = granted(&mut a, &request("job")).await.fence;
-    assert!(flushed > before && flushed.0 < 1 << 53);
-}
-
-#[tokio::test]
 async fn a_counter_ahead_of_the_clock_goes_on_counting() {
     let server = TestServer::start();
     let mut a = server.backend();
-    server.raw(&["SET", "redisson_lock_token:{dlock:job}", "9007199254740980"]);
+    server.command(&["SET", "redisson_lock_token:{dlock:job}", "9007199254740980"]);
     assert_eq!(
         granted(&mut a, &request("job")).await.fence.0,
         9_007_199_254_740_981
     );
-    server.raw(&["SET", "redisson_lock_token:{dlock:x}", "9007199254740991"]);
+    server.command(&["SET", "redisson_lock_token:{dlock:x}", "9007199254740991"]);
     assert_eq!(
         a.try_acquire(&request("x")).await.unwrap_err().kind,
         Kind::Data
     );
-    assert_eq!(server.number(&["EXISTS", "dlock:x"]), 0);
+    assert_eq!(server.int(&["EXISTS", "dlock:x"]), 0);
 }
 
 #[tokio::test]
 async fn an_unreachable_server() {
-    let mut server = TestServer::start();
+    let server = TestServer::start();
     let mut a = server.backend();
     let held = request("job");
     granted(&mut a, &held).await;
-    server.stop();
+    server.kill();
     for _ in 0..2 {
         let error = a
             .renew(&held.key, &held.token, None.into())
@@ -438,7 +383,7 @@ async fn an_unreachable_server() {
             (Kind::Unavailable, Effect::NotApplied)
         );
     }
-    let no_socket = RedisOptions::new(RedisServer::Unix(server.folder.path().join("none.sock")));
+    let no_socket = RedisOptions::new(RedisServer::Unix("/nonexistent/none.sock".into()));
     assert_eq!(
         Redis::new(no_socket)
             .inspect(&key("job"))
@@ -493,115 +438,9 @@ async fn a_request_without_an_answer_may_have_happened() {
 }
 
 #[tokio::test]
-async fn a_dropped_call_leaves_the_backend_usable_and_its_reply_is_discarded() {
-    let server = TestServer::start();
-    let mut a = server.backend();
-    let held = request("job");
-    granted(&mut a, &held).await;
-    for ms in [0, 1, 2, 5] {
-        server.freeze();
-        let dropped = tokio::time::timeout(
-            Duration::from_millis(ms),
-            a.renew(&held.key, &held.token, None.into()),
-        )
-        .await;
-        server.thaw();
-        assert!(dropped.is_err());
-        let other = request(&format!("other{ms}"));
-        granted(&mut a, &other).await;
-        assert_eq!(
-            a.release(&other.key, &other.token, &Scope::Hold.into())
-                .await
-                .unwrap(),
-            Release::Released
-        );
-    }
-    let unanswered = request("late");
-    server.freeze();
-    assert!(
-        tokio::time::timeout(Duration::from_millis(5), a.try_acquire(&unanswered))
-            .await
-            .is_err()
-    );
-    server.thaw();
-    let again = granted(&mut a, &unanswered).await;
-    assert_eq!(
-        again.holds, 1,
-        "asked again, whether or not the first was served"
-    );
-    server.freeze();
-    let info = Scope::Hold.into();
-    let release = a.release(&unanswered.key, &unanswered.token, &info);
-    assert!(
-        tokio::time::timeout(Duration::from_millis(5), release)
-            .await
-            .is_err()
-    );
-    server.thaw();
-    // The server may have executed the dropped release before this repeated one.
-    a.release(&unanswered.key, &unanswered.token, &Scope::Hold.into())
-        .await
-        .unwrap();
-    assert!(
-        matches!(
-            a.try_acquire(&request("late")).await.unwrap(),
-            Attempt::Granted(_)
-        ),
-        "the dropped requests left no hold"
-    );
-}
-
-#[tokio::test]
-async fn a_newer_layout_is_left_alone() {
-    let server = TestServer::start();
-    let mut a = server.backend();
-    let held = request("job");
-    granted(&mut a, &held).await;
-    server.raw(&["HSET", "dlock:{dlock:job}:record", "v", "1.9"]);
-    assert!(matches!(
-        a.renew(&held.key, &held.token, None.into()).await.unwrap(),
-        Renewal::Renewed { .. }
-    ));
-    busy(&mut a, &request("job")).await;
-    server.raw(&["HSET", "dlock:{dlock:job}:record", "v", "2.0"]);
-    assert_eq!(
-        a.try_acquire(&request("job")).await.unwrap_err().kind,
-        Kind::Layout
-    );
-    assert_eq!(
-        a.try_acquire(&Request { ..nested(&held) })
-            .await
-            .unwrap_err()
-            .kind,
-        Kind::Layout
-    );
-    assert_eq!(
-        a.renew(&held.key, &held.token, None.into())
-            .await
-            .unwrap_err()
-            .kind,
-        Kind::Layout
-    );
-    assert_eq!(
-        a.release(&held.key, &held.token, &Scope::Tree.into())
-            .await
-            .unwrap_err()
-            .kind,
-        Kind::Layout
-    );
-    assert_eq!(server.number(&["EXISTS", "dlock:job"]), 1);
-}
-
-#[tokio::test]
 async fn a_replica_and_a_cluster_node_are_refused() {
     let master = TestServer::start();
-    let replica = TestServer::with(&[
-        "--replicaof",
-        "127.0.0.1",
-        &master.port.to_string(),
-        "--repl-diskless-sync-delay",
-        "0",
-    ]);
+    let replica = TestServer::with(&[&format!("replicaof 127.0.0.1 {}", master.port)]);
     let error = replica
         .backend()
         .try_acquire(&request("job"))
@@ -613,10 +452,8 @@ async fn a_replica_and_a_cluster_node_are_refused() {
         "{error:?}"
     );
     let node = TestServer::with(&[
-        "--cluster-enabled",
-        "yes",
-        "--cluster-port",
-        &super::ports::free().to_string(),
+        "cluster-enabled yes",
+        &format!("cluster-port {}", support::ports::free()),
     ]);
     let error = node
         .backend()
@@ -630,54 +467,12 @@ async fn a_replica_and_a_cluster_node_are_refused() {
 }
 
 #[tokio::test]
-async fn over_a_unix_socket() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("redis.sock");
-    let _server = TestServer::with(&["--unixsocket", socket.to_str().unwrap()]);
-    let mut a = Redis::new(RedisOptions::new(RedisServer::Unix(socket.clone())));
-    granted(&mut a, &request("job")).await;
-    assert_eq!(
-        a.identity().url,
-        format!("redis+unix://{}", socket.display())
-    );
-}
-
-/// Creates a certificate authority, a server certificate for `localhost` and a client certificate
-/// with openssl.
-fn certificates(folder: &std::path::Path) -> bool {
-    let script = "set -e; cd \"$1\"
-        openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=test-ca
-        for who in server client; do
-          openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $who.key -out $who.csr -subj /CN=$who
-          printf 'subjectAltName=DNS:localhost' > san
-          openssl x509 -req -in $who.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out $who.pem -days 2 -extfile san
-        done";
-    let mut command = std::process::Command::new("sh");
-    command
-        .args(["-c", script, "sh"])
-        .arg(folder)
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null());
-    command.status().is_ok_and(|status| status.success())
-}
-
-#[tokio::test]
 async fn over_tls_the_certificate_is_verified() {
-    let folder = tempfile::tempdir().unwrap();
-    assert!(certificates(folder.path()), "openssl is installed");
+    let folder = support::folder();
     let file = |name: &str| folder.path().join(name);
-    let path = |name: &str| file(name).to_str().unwrap().to_owned();
-    let tls_port = super::ports::free();
-    let server = TestServer::with(&[
-        "--tls-port",
-        &tls_port.to_string(),
-        "--tls-cert-file",
-        &path("server.pem"),
-        "--tls-key-file",
-        &path("server.key"),
-        "--tls-ca-cert-file",
-        &path("ca.pem"),
-    ]);
+    let certificates = Certificates::make(folder.path(), &["localhost"]);
+    let server = TestServer::over_tls(certificates.clone());
+    let tls_port = server.tls_port;
     let with = |host: &str, port, tls| {
         Redis::new(RedisOptions {
             tls: Some(tls),
@@ -688,9 +483,9 @@ async fn over_tls_the_certificate_is_verified() {
         })
     };
     let known = || Tls {
-        ca_file: Some(file("ca.pem")),
-        cert_file: Some(file("client.pem")),
-        key_file: Some(file("client.key")),
+        ca_file: Some(certificates.ca.clone()),
+        cert_file: Some(certificates.certificate.clone()),
+        key_file: Some(certificates.key.clone()),
     };
     let held = request("job");
     let mut a = with("localhost", tls_port, known());

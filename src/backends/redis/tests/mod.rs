@@ -4,8 +4,6 @@ mod faults;
 mod foreign;
 mod holds;
 mod looking;
-#[path = "../../../../tests/support/ports.rs"]
-mod ports;
 mod server;
 mod shares;
 mod waiting;

@@ -23,10 +23,10 @@ fn timeout_of(who: &str) -> String {
 
 /// Redisson's read lock, as its script writes it.
 fn redisson_reads(server: &TestServer, ms: u32) {
-    server.raw(&["HSET", "dlock:job", "mode", "read", REDISSON, "1"]);
-    server.raw(&["SET", &timeout_of(REDISSON), "1", "PX", &ms.to_string()]);
-    let left = server.number(&["PTTL", "dlock:job"]);
-    server.raw(&["PEXPIRE", "dlock:job", &left.max(ms.into()).to_string()]);
+    server.command(&["HSET", "dlock:job", "mode", "read", REDISSON, "1"]);
+    server.command(&["SET", &timeout_of(REDISSON), "1", "PX", &ms.to_string()]);
+    let left = server.int(&["PTTL", "dlock:job"]);
+    server.command(&["PEXPIRE", "dlock:job", &left.max(ms.into()).to_string()]);
 }
 
 #[tokio::test]
@@ -37,32 +37,29 @@ async fn a_reader_has_redissons_layout() {
     granted(&mut a, &ours).await;
     let who = format!("{}:1", ours.token.owner);
     assert_eq!(
-        server.raw(&["HGET", "dlock:job", "mode"]),
-        "$4\r\nread",
+        server.text(&["HGET", "dlock:job", "mode"]),
+        "read",
         "Redisson's readers join, its writers don't"
     );
-    assert_eq!(server.raw(&["HGET", "dlock:job", &who]), "$1\r\n1");
-    assert_eq!(server.number(&["HLEN", "dlock:job"]), 2);
+    assert_eq!(server.text(&["HGET", "dlock:job", &who]), "1");
+    assert_eq!(server.int(&["HLEN", "dlock:job"]), 2);
     let (lasts, lock) = (
-        server.number(&["PTTL", &timeout_of(&who)]),
-        server.number(&["PTTL", "dlock:job"]),
+        server.int(&["PTTL", &timeout_of(&who)]),
+        server.int(&["PTTL", "dlock:job"]),
     );
     assert!(lasts > 0 && (lasts - lock).abs() < 50, "{lasts} {lock}");
     assert!(matches!(
         a.renew(&ours.key, &ours.token, None.into()).await.unwrap(),
         Renewal::Renewed { .. }
     ));
-    assert!(server.number(&["PTTL", &timeout_of(&who)]) >= lasts - 50);
+    assert!(server.int(&["PTTL", &timeout_of(&who)]) >= lasts - 50);
     assert_eq!(
         a.release(&ours.key, &ours.token, &Scope::Tree.into())
             .await
             .unwrap(),
         Release::Released
     );
-    assert_eq!(
-        server.number(&["EXISTS", "dlock:job", &timeout_of(&who)]),
-        0
-    );
+    assert_eq!(server.int(&["EXISTS", "dlock:job", &timeout_of(&who)]), 0);
 }
 
 #[tokio::test]
@@ -88,19 +85,19 @@ async fn our_readers_and_redissons_coexist_and_end_independently() {
     );
     assert_eq!(busy(&mut b, &request("job")).await.holders.len(), 2);
     let [of_the_lock, of_theirs] =
-        ["dlock:job", &timeout_of(REDISSON)].map(|name| server.number(&["PEXPIRETIME", name]));
+        ["dlock:job", &timeout_of(REDISSON)].map(|name| server.int(&["PEXPIRETIME", name]));
     assert!(of_the_lock >= of_theirs, "{of_the_lock} {of_theirs}");
     a.release(&ours.key, &ours.token, &Scope::Tree.into())
         .await
         .unwrap();
-    let left = server.number(&["PTTL", "dlock:job"]);
+    let left = server.int(&["PTTL", "dlock:job"]);
     assert!(
         (19_000..=20_000).contains(&left),
         "Redisson's reader is left with its own expiry: {left}"
     );
     assert!(busy(&mut b, &request("job")).await.holders[0].foreign);
     // A crashed reader blocks no other request beyond its own lease.
-    server.raw(&["DEL", &timeout_of(REDISSON)]);
+    server.command(&["DEL", &timeout_of(REDISSON)]);
     let again = reader("job");
     granted(&mut a, &again).await;
     a.release(&again.key, &again.token, &Scope::Tree.into())
@@ -113,22 +110,22 @@ async fn our_readers_and_redissons_coexist_and_end_independently() {
 async fn a_redisson_reader_without_an_expiry_keeps_the_lock_without_one() {
     let server = TestServer::start();
     let mut a = server.backend();
-    server.raw(&["HSET", "dlock:job", "mode", "read", REDISSON, "1"]);
+    server.command(&["HSET", "dlock:job", "mode", "read", REDISSON, "1"]);
     let ours = reader("job");
     granted(&mut a, &ours).await;
-    assert_eq!(server.number(&["PTTL", "dlock:job"]), -1);
+    assert_eq!(server.int(&["PTTL", "dlock:job"]), -1);
     assert!(matches!(
         a.renew(&ours.key, &ours.token, None.into()).await.unwrap(),
         Renewal::Renewed { .. }
     ));
-    assert_eq!(server.number(&["PTTL", "dlock:job"]), -1);
+    assert_eq!(server.int(&["PTTL", "dlock:job"]), -1);
     a.release(&ours.key, &ours.token, &Scope::Tree.into())
         .await
         .unwrap();
     assert_eq!(
         (
-            server.number(&["PTTL", "dlock:job"]),
-            server.number(&["HLEN", "dlock:job"])
+            server.int(&["PTTL", "dlock:job"]),
+            server.int(&["HLEN", "dlock:job"])
         ),
         (-1, 2)
     );
@@ -142,8 +139,8 @@ async fn shares_are_busy_under_another_mode() {
         vec![REDISSON, "2"],
         vec!["mode", "write", &format!("{REDISSON}:write"), "1"],
     ] {
-        server.raw(&["DEL", "dlock:job"]);
-        server.raw(&[&["HSET", "dlock:job"], &fields[..]].concat());
+        server.command(&["DEL", "dlock:job"]);
+        server.command(&[&["HSET", "dlock:job"], &fields[..]].concat());
         for mode in [Mode::Shared, Mode::Permits(3)] {
             let busy = busy(
                 &mut a,
@@ -156,7 +153,7 @@ async fn shares_are_busy_under_another_mode() {
             assert!(busy.holders[0].foreign && !busy.notifies, "{busy:?}");
         }
     }
-    server.raw(&["DEL", "dlock:job"]);
+    server.command(&["DEL", "dlock:job"]);
     redisson_reads(&server, 20_000);
     busy(
         &mut a,
@@ -166,7 +163,7 @@ async fn shares_are_busy_under_another_mode() {
         },
     )
     .await;
-    server.raw(&["DEL", "dlock:job"]);
+    server.command(&["DEL", "dlock:job"]);
     granted(
         &mut a,
         &Request {
@@ -176,8 +173,8 @@ async fn shares_are_busy_under_another_mode() {
     )
     .await;
     assert_eq!(
-        server.raw(&["HGET", "dlock:job", "mode"]),
-        "$7\r\npermits",
+        server.text(&["HGET", "dlock:job", "mode"]),
+        "permits",
         "neither read nor write"
     );
 }
@@ -198,7 +195,7 @@ async fn a_released_share_leaves_only_its_history() {
         let sides = ["shares", "ends", "line", "queue", "waiters", "wake"]
             .map(|side| format!("dlock:{{dlock:job}}:{side}"));
         assert_eq!(
-            server.number(
+            server.int(
                 &[
                     &["EXISTS", "dlock:job"],
                     &sides.each_ref().map(String::as_str)[..]
@@ -220,9 +217,9 @@ async fn readers_keep_a_lock_that_redisson_cut_or_deleted() {
     let (ours, writer) = (reader("job"), request("job"));
     let fence = granted(&mut a, &ours).await.fence;
     redisson_reads(&server, 20_000);
-    server.raw(&["PEXPIRE", "dlock:job", "1"]);
+    server.command(&["PEXPIRE", "dlock:job", "1"]);
     pause(20).await;
-    assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0);
+    assert_eq!(server.int(&["EXISTS", "dlock:job"]), 0);
     for mode in [Mode::Exclusive, Mode::Permits(2)] {
         let busy = busy(
             &mut b,
@@ -250,7 +247,7 @@ async fn readers_keep_a_lock_that_redisson_cut_or_deleted() {
         ..reader("job")
     };
     granted(&mut b, &short).await;
-    assert!(server.number(&["PTTL", "dlock:job"]) > 8_000);
+    assert!(server.int(&["PTTL", "dlock:job"]) > 8_000);
     b.release(&short.key, &short.token, &Scope::Tree.into())
         .await
         .unwrap();
@@ -287,7 +284,7 @@ async fn a_redisson_reader_is_distinguished_from_ours_by_its_name() {
     a.release(&ours.key, &ours.token, &Scope::Tree.into())
         .await
         .unwrap();
-    let left = server.number(&["PTTL", "dlock:job"]);
+    let left = server.int(&["PTTL", "dlock:job"]);
     assert!(
         (25_000..=30_000).contains(&left),
         "Redisson's reader is left: {left}"
@@ -304,7 +301,7 @@ async fn a_stale_share_does_not_count_for_another_reader() {
     let server = TestServer::start();
     let (mut a, mut b) = (server.backend(), server.backend());
     granted(&mut a, &reader("job")).await;
-    server.raw(&["DEL", "dlock:job"]);
+    server.command(&["DEL", "dlock:job"]);
     redisson_reads(&server, 30_000);
     let ours = Request {
         ttl: ttl(2000),
@@ -314,7 +311,7 @@ async fn a_stale_share_does_not_count_for_another_reader() {
     b.release(&ours.key, &ours.token, &Scope::Tree.into())
         .await
         .unwrap();
-    let left = server.number(&["PTTL", "dlock:job"]);
+    let left = server.int(&["PTTL", "dlock:job"]);
     assert!((25_000..=30_000).contains(&left), "{left}");
 }
 
@@ -362,9 +359,9 @@ async fn a_hash_that_is_no_lock_is_never_shared() {
         &["mode", "permits", "user", "ana"],
     ];
     for fields in hashes {
-        server.raw(&[&["HSET", "dlock:job"], fields].concat());
-        server.raw(&["PEXPIRE", "dlock:job", "60000"]);
-        let before = server.raw(&["HGETALL", "dlock:job"]);
+        server.command(&[&["HSET", "dlock:job"], fields].concat());
+        server.command(&["PEXPIRE", "dlock:job", "60000"]);
+        let before = server.command(&["HGETALL", "dlock:job"]);
         for mode in [Mode::Shared, Mode::Permits(3), Mode::Exclusive] {
             let wanted = Request {
                 mode,
@@ -385,9 +382,9 @@ async fn a_hash_that_is_no_lock_is_never_shared() {
                 Release::NotHeld
             );
         }
-        assert_eq!(server.raw(&["HGETALL", "dlock:job"]), before);
-        assert!(server.number(&["PTTL", "dlock:job"]) > 50_000);
-        server.raw(&["DEL", "dlock:job"]);
+        assert_eq!(server.command(&["HGETALL", "dlock:job"]), before);
+        assert!(server.int(&["PTTL", "dlock:job"]) > 50_000);
+        server.command(&["DEL", "dlock:job"]);
     }
 }
 
@@ -396,8 +393,8 @@ async fn an_unreadable_share_blocks_no_request() {
     let server = TestServer::start();
     let mut a = server.backend();
     for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits(2)] {
-        server.raw(&["HSET", "dlock:{dlock:job}:shares", "me", "not json"]);
-        server.raw(&["ZADD", "dlock:{dlock:job}:ends", "1", "me"]);
+        server.command(&["HSET", "dlock:{dlock:job}:shares", "me", "not json"]);
+        server.command(&["ZADD", "dlock:{dlock:job}:ends", "1", "me"]);
         let wanted = Request {
             mode,
             ..request("job")
@@ -420,7 +417,7 @@ async fn an_unreadable_share_blocks_no_request() {
             Release::Released
         );
         assert_eq!(
-            server.number(&["EXISTS", "dlock:job", "dlock:{dlock:job}:shares"]),
+            server.int(&["EXISTS", "dlock:job", "dlock:{dlock:job}:shares"]),
             0,
             "{mode:?}"
         );
@@ -435,7 +432,7 @@ async fn an_inner_reader_can_be_released_without_memory() {
     granted(&mut a, &outer).await;
     let inner = nested(&outer);
     granted(&mut a, &inner).await;
-    server.raw(&["CONFIG", "SET", "maxmemory", "1"]);
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     assert_eq!(
         a.release(&inner.key, &inner.token, &Scope::Hold.into())
             .await
@@ -458,7 +455,7 @@ async fn an_inner_reader_can_be_released_without_memory() {
         a.try_acquire(&reader("job")).await.is_err(),
         "there is no memory"
     );
-    server.raw(&["CONFIG", "SET", "maxmemory", "0"]);
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
     assert!(matches!(
         a.try_acquire(&request("job")).await.unwrap(),
         Attempt::Granted(_)

@@ -84,24 +84,11 @@ async fn a_wake_up_for_a_dropped_wait_is_passed_on() {
         );
         release(&mut holder, &held).await;
     }
-    assert_eq!(server.number(&["LLEN", "dlock:{dlock:job}:wake"]), 0);
+    assert_eq!(server.int(&["LLEN", "dlock:{dlock:job}:wake"]), 0);
     let (woken, left) = tokio::join!(second.wait(&stays, LONG), first.leave_queue(&leaves));
     left.unwrap();
     assert_eq!(woken.unwrap(), Wake::Changed);
     granted(&mut second, &stays).await;
-}
-
-#[tokio::test]
-async fn a_waiter_that_leaves_a_held_lock_leaves_nothing_and_wakes_none() {
-    let server = TestServer::start();
-    let (mut holder, mut waiter) = (server.backend(), server.backend());
-    let asked = waiting("job");
-    granted(&mut holder, &request("job")).await;
-    waiter.leave_queue(&asked).await.unwrap();
-    busy(&mut waiter, &asked).await;
-    assert_eq!(server.number(&["ZCARD", "dlock:{dlock:job}:queue"]), 1);
-    waiter.leave_queue(&asked).await.unwrap();
-    assert_eq!(server.number(&["DBSIZE"]), 3, "lock, record and fence");
 }
 
 #[tokio::test]
@@ -122,7 +109,7 @@ async fn the_queue_reports_positions_and_drops_dead_waiters() {
         Some(2),
         "a repeated request keeps the position"
     );
-    server.raw(&[
+    server.command(&[
         "HSET",
         "dlock:{dlock:job}:waiters",
         &dead.token.hold_text(),
@@ -132,7 +119,7 @@ async fn the_queue_reports_positions_and_drops_dead_waiters() {
     assert_eq!(busy(&mut third, &later).await.position, Some(2));
     for name in ["dlock:{dlock:job}:queue", "dlock:{dlock:job}:waiters"] {
         assert!(
-            (15_000..=20_000).contains(&server.number(&["PTTL", name])),
+            (15_000..=20_000).contains(&server.int(&["PTTL", name])),
             "{name}"
         );
     }
@@ -191,7 +178,7 @@ async fn drain_of(count: u64, ask: impl Fn() -> Request) -> (Drain, u64) {
                 pause(5).await;
             }
             pause(50).await;
-            server.raw(&["CONFIG", "RESETSTAT"]);
+            server.command(&["CONFIG", "RESETSTAT"]);
             let before = BootClock::read();
             release(&mut holder, &held).await;
             for task in tasks {
@@ -340,7 +327,7 @@ async fn any_number_of_dead_fair_waiters_cost_one_offer() {
     );
     let sides = ["line", "fair", "waiters"].map(|side| format!("dlock:{{dlock:job}}:{side}"));
     assert_eq!(
-        server.number(&[&["EXISTS"], &sides.each_ref().map(String::as_str)[..]].concat()),
+        server.int(&[&["EXISTS"], &sides.each_ref().map(String::as_str)[..]].concat()),
         0
     );
 }

@@ -250,33 +250,3 @@ async fn a_dropped_attempt_is_repeated_or_undone() {
         }
     }
 }
-
-#[tokio::test]
-async fn a_release_with_a_lost_answer_is_repeated() {
-    let (_keep, path) = place();
-    let mut a = backend(&path);
-    for polls in 1..8 {
-        let held = request("job");
-        granted(&mut a, &held).await;
-        let info = Scope::Tree.into();
-        let mut attempt = Box::pin(a.release(&held.key, &held.token, &info));
-        let mut answer = None;
-        for _ in 0..polls {
-            answer = tokio::time::timeout(Duration::from_micros(20), &mut attempt)
-                .await
-                .ok();
-            if answer.is_some() {
-                break;
-            }
-        }
-        drop(attempt);
-        if answer.is_none() {
-            assert_eq!(release(&mut a, &held).await, Release::Released);
-        }
-        let free = request("job");
-        let mut other = backend(&path);
-        granted(&mut other, &free).await;
-        assert_eq!(release(&mut a, &held).await, Release::NotHeld);
-        die(other);
-    }
-}

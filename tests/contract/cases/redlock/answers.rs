@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use dlock::{
-    backends::redlock::{Redlock, RedlockOptions},
+    backends::redlock::Redlock,
     lease::{self, BootClock, Outcome},
     lock::{Amendment, Break, Effect, End, Fence, Mode, Release, Renewal, Request, Scope},
 };
 
 use super::{
     super::{Case, cases},
-    Fronts, HASTY, LIMITS, PATIENT, core_acquire, counter, held_on, record,
+    Fronts, HASTY, LIMITS, NODES, PATIENT, core_acquire, counter, held_on, record,
 };
 use crate::{
     lab::{Client, LONG, Lab, SLACK, key, overtaking_delay, request, short, stretched},
@@ -18,10 +18,7 @@ use crate::{
         self,
         proxy::{self, Fault, Proxy},
     },
-    targets::{
-        Kind,
-        redlock::{NODES, options},
-    },
+    targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
@@ -45,11 +42,7 @@ pub fn all() -> Vec<Case> {
 async fn a_silent_node_costs_its_timeout_once(lab: &Lab) {
     let mut fronts = Fronts::of(lab);
     fronts.0[2].set(proxy::Mode::BlackHole);
-    let ports: Vec<u16> = fronts.0.iter().map(|proxy| proxy.port).collect();
-    let mut a = Client(Box::new(Redlock::new(RedlockOptions {
-        node_timeout: PATIENT,
-        ..options(&ports, "dlock")
-    })));
+    let mut a = Client(Box::new(Redlock::new(fronts.options(PATIENT))));
     let job = key("job");
     let began = Instant::now();
     let held = a.hold(&job).await;
@@ -127,10 +120,10 @@ async fn a_late_attempt_does_not_count_in_a_renewal(lab: &Lab) {
     // The late attempts are extended, since they keep others out.
     a.renewed(&held, Some(LONG * 2)).await;
     assert!(
-        lab.redlock().node(4).int(&["PTTL", "dlock:job"])
+        lab.redlock()[4].int(&["PTTL", "dlock:job"])
             > i64::try_from(LONG.as_millis()).expect("small")
     );
-    lab.redlock().node(0).command(&["DEL", "dlock:job"]);
+    lab.redlock()[0].command(&["DEL", "dlock:job"]);
     // Two committed nodes are left, and two that were never confirmed.
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
 }
@@ -141,9 +134,7 @@ async fn a_late_undo_leaves_a_later_attempt(lab: &Lab) {
     let fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     for n in [0, 1, 2] {
-        lab.redlock()
-            .node(n)
-            .command(&["SET", "dlock:job", "another library's", "PX", "60000"]);
+        lab.redlock()[n].command(&["SET", "dlock:job", "another library's", "PX", "60000"]);
     }
     let late = HASTY * 10;
     fronts
@@ -159,7 +150,7 @@ async fn a_late_undo_leaves_a_later_attempt(lab: &Lab) {
         let _ = a.0.inspect(&key("job")).await;
     }
     for n in [0, 1, 2] {
-        lab.redlock().node(n).command(&["DEL", "dlock:job"]);
+        lab.redlock()[n].command(&["DEL", "dlock:job"]);
     }
     let Outcome::Granted(lease) = core_acquire(&mut a, wanted.clone()).await.expect("granted")
     else {

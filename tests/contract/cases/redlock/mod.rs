@@ -16,8 +16,8 @@ use dlock::{
 use super::Case;
 use crate::{
     lab::{Client, Lab, key},
-    support::proxy::Proxy,
-    targets::redlock::{NODES, options},
+    support::{proxy::Proxy, redlock::NODES},
+    targets::{options, places},
 };
 
 pub fn all() -> Vec<Case> {
@@ -38,17 +38,21 @@ struct Fronts(Vec<Proxy>);
 
 impl Fronts {
     fn of(lab: &Lab) -> Self {
-        Self(lab.redlock().ports().into_iter().map(Proxy::to).collect())
+        Self(lab.store().ports().into_iter().map(Proxy::to).collect())
+    }
+
+    fn options(&self, node_timeout: Duration) -> RedlockOptions {
+        let places = places(self.0.iter().map(|proxy| proxy.port));
+        RedlockOptions {
+            node_timeout,
+            ..options(&format!("redlock://{places}"), "dlock")
+        }
     }
 
     /// Returns a client with this node timeout. The client has open connections, and has run every
     /// script once.
     async fn client(&self, node_timeout: Duration) -> Client {
-        let ports: Vec<u16> = self.0.iter().map(|proxy| proxy.port).collect();
-        let mut client = Client(Box::new(Redlock::new(RedlockOptions {
-            node_timeout,
-            ..options(&ports, "dlock")
-        })));
+        let mut client = Client(Box::new(Redlock::new(self.options(node_timeout))));
         let held = client.hold(&key("warm")).await;
         client.renewed(&held, None).await;
         client.free(&held).await;
@@ -62,9 +66,8 @@ const HASTY: Duration = Duration::from_millis(500);
 
 /// Returns the value of the lock `job` on each node.
 fn values(lab: &Lab) -> Vec<Option<String>> {
-    let value = |n| {
-        redis::from_redis_value(lab.redlock().node(n).command(&["GET", "dlock:job"]))
-            .expect("a string")
+    let value = |n: usize| {
+        redis::from_redis_value(lab.redlock()[n].command(&["GET", "dlock:job"])).expect("a string")
     };
     (0..NODES).map(value).collect()
 }
@@ -74,7 +77,7 @@ fn held_on(lab: &Lab) -> usize {
 }
 
 fn record(lab: &Lab, node: usize, field: &str) -> Option<String> {
-    redis::from_redis_value(lab.redlock().node(node).command(&[
+    redis::from_redis_value(lab.redlock()[node].command(&[
         "HGET",
         "dlock:{dlock:job}:record",
         field,
@@ -83,8 +86,7 @@ fn record(lab: &Lab, node: usize, field: &str) -> Option<String> {
 }
 
 fn counter(lab: &Lab, node: usize) -> u64 {
-    lab.redlock()
-        .node(node)
+    lab.redlock()[node]
         .text(&["GET", "redisson_lock_token:{dlock:job}"])
         .parse()
         .expect("a number")

@@ -16,15 +16,12 @@ use super::{
         Case, cases,
         run_policy::{WINDOW, asking, once},
     },
-    Fronts, LIMITS, core_acquire, held_on, record,
+    Fronts, LIMITS, NODES, core_acquire, held_on, record,
 };
 use crate::{
-    lab::{Client, LONG, Lab, key, nested, request},
+    lab::{LONG, Lab, key, nested, request},
     support::{self, proxy::Mode},
-    targets::{
-        Kind,
-        redlock::{NODES, client},
-    },
+    targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
@@ -45,7 +42,7 @@ async fn a_minority_down_changes_nothing(lab: &Lab) {
     let job = key("job");
     let before = a.hold(&job).await;
     for n in [1, 3] {
-        lab.redlock().node_mut(n).kill();
+        lab.redlock()[n].kill();
     }
     let fence = a.renewed(&before, None).await;
     lab.client().await.refused(&request(&job, LONG)).await;
@@ -74,7 +71,7 @@ async fn a_minority_down_changes_nothing(lab: &Lab) {
     assert_eq!(views, [up, down, up, down, up]);
     b.free(&held).await;
     for n in [1, 3] {
-        lab.redlock().node_mut(n).start();
+        lab.redlock()[n].start();
     }
     lab.client().await.hold(&job).await;
     assert_eq!(held_on(lab), NODES);
@@ -85,7 +82,7 @@ async fn a_majority_down_is_unavailable_and_leaves_nothing(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("held")).await;
     for n in [0, 1, 2] {
-        lab.redlock().node_mut(n).kill();
+        lab.redlock()[n].kill();
     }
     let error = core_acquire(&mut lab.client().await, request(&job, LONG))
         .await
@@ -99,7 +96,7 @@ async fn a_majority_down_is_unavailable_and_leaves_nothing(lab: &Lab) {
         assert!(error.message.contains(word), "{error}");
     }
     for n in [3, 4] {
-        let stored = lab.redlock().node(n).keys();
+        let stored = lab.redlock()[n].keys();
         assert!(
             !stored
                 .iter()
@@ -138,9 +135,9 @@ async fn a_denial_needs_no_answer_of_a_frozen_node(lab: &Lab) {
         .await
         .run(&asking("job", &once), RunState::Ok)
         .await;
-    lab.redlock().node(4).freeze();
+    lab.redlock()[4].freeze();
     let outcome = core_acquire(&mut lab.client().await, asking("job", &once)).await;
-    lab.redlock().node(4).thaw();
+    lab.redlock()[4].thaw();
     let Ok(Outcome::Denied(refusal)) = outcome else {
         panic!("{outcome:?}")
     };
@@ -154,13 +151,13 @@ async fn a_node_that_forgot_a_hold_does_not_count_again(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     for n in [0, 1] {
-        lab.redlock().node(n).command(&["FLUSHALL"]);
+        lab.redlock()[n].command(&["FLUSHALL"]);
         a.renewed(&held, None).await;
         a.take(&held).await;
     }
     // The repeated request took the node again, but was never committed there.
     assert_eq!(record(lab, 0, "fence"), None);
-    lab.redlock().node(2).command(&["FLUSHALL"]);
+    lab.redlock()[2].command(&["FLUSHALL"]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
 }
 
@@ -170,15 +167,15 @@ async fn one_forgetful_node_of_a_bare_majority_admits_another_holder(lab: &Lab) 
     let mut outcomes = Vec::new();
     for held_by in [3, 4, 5] {
         for n in held_by..NODES {
-            lab.redlock().node_mut(n).kill();
+            lab.redlock()[n].kill();
         }
         let mut a = lab.client().await;
         let first = request(&job, LONG);
         let fence = a.take(&first).await.fence;
         for n in held_by..NODES {
-            lab.redlock().node_mut(n).start();
+            lab.redlock()[n].start();
         }
-        lab.redlock().node_mut(0).restart_empty();
+        lab.redlock()[0].restart_empty();
         let second = lab.client().await.attempt(&request(&job, LONG)).await;
         let renewal = a.renew(&first, None).await;
         match second {
@@ -197,7 +194,7 @@ async fn one_forgetful_node_of_a_bare_majority_admits_another_holder(lab: &Lab) 
             }
             other => panic!("{other:?}"),
         }
-        lab.target.lose_data().await;
+        lab.lose_data().await;
     }
     support::say(&format!(
         "redlock: one of five nodes forgets a hold {}",
@@ -216,7 +213,7 @@ async fn fences_rise_whichever_majority_answers(lab: &Lab) {
             fronts.0[n].set(Mode::Refuse);
         }
         let ports: Vec<u16> = fronts.0.iter().map(|proxy| proxy.port).collect();
-        let mut client = Client(client(&ports, "dlock"));
+        let mut client = lab.through_all(&ports);
         let held = request(&job, LONG);
         let fence = client.take(&held).await.fence;
         assert!(fence > last, "{fence} after {last}");
@@ -297,7 +294,7 @@ async fn nodes_that_forgot_their_scripts_get_them_in_full(lab: &Lab) {
             } else {
                 &["CLIENT", "KILL", "TYPE", "normal"]
             };
-            lab.redlock().node(n).command(words);
+            lab.redlock()[n].command(words);
         }
         let answer = lease::ask(
             &mut *a.0,

@@ -13,12 +13,12 @@ use dlock::{
 
 use super::{
     super::{Case, cases},
-    held_on,
+    NODES, held_on,
 };
 use crate::{
     lab::{Client, LONG, Lab, key, nested, request},
     support,
-    targets::{Kind, redlock::NODES},
+    targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
@@ -39,16 +39,10 @@ pub fn all() -> Vec<Case> {
 async fn other_libraries_and_dlock_exclude_each_other(lab: &Lab) {
     const UNLOCK: &str = r#"if redis.call("get",KEYS[1]) == ARGV[1] then return redis.call("del",KEYS[1]) else return 0 end"#;
     let lock = |n: usize| {
-        lab.redlock()
-            .node(n)
-            .command(&["SET", "dlock:job", "mK3xV9", "NX", "PX", "5000"])
+        lab.redlock()[n].command(&["SET", "dlock:job", "mK3xV9", "NX", "PX", "5000"])
             == redis::Value::Okay
     };
-    let unlock = |n: usize| {
-        lab.redlock()
-            .node(n)
-            .int(&["EVAL", UNLOCK, "1", "dlock:job", "mK3xV9"])
-    };
+    let unlock = |n: usize| lab.redlock()[n].int(&["EVAL", UNLOCK, "1", "dlock:job", "mK3xV9"]);
     let mut a = lab.client().await;
     let job = key("job");
     assert!([0, 2, 4].into_iter().all(lock));
@@ -98,12 +92,12 @@ async fn a_key_that_is_no_lock_is_refused_only_on_a_majority(lab: &Lab) {
     .iter()
     .enumerate()
     {
-        lab.redlock().node(count).command(puts);
+        lab.redlock()[count].command(puts);
         let held = a.hold(&job).await;
         a.renewed(&held, None).await;
         a.free(&held).await;
     }
-    lab.redlock().node(2).command(&["SADD", "dlock:job", "a"]);
+    lab.redlock()[2].command(&["SADD", "dlock:job", "a"]);
     let error =
         a.0.try_acquire(&request(&job, LONG))
             .await
@@ -114,12 +108,12 @@ async fn a_key_that_is_no_lock_is_refused_only_on_a_majority(lab: &Lab) {
         ErrorKind::Data
     );
     assert_eq!(
-        lab.redlock().node(0).text(&["HGET", "dlock:job", "not"]),
+        lab.redlock()[0].text(&["HGET", "dlock:job", "not"]),
         "a lock"
     );
     assert_eq!(
         (3..NODES)
-            .map(|n| lab.redlock().node(n).int(&["EXISTS", "dlock:job"]))
+            .map(|n| lab.redlock()[n].int(&["EXISTS", "dlock:job"]))
             .sum::<i64>(),
         0
     );
@@ -129,9 +123,7 @@ async fn strings_without_an_expiry_belong_to_another_library(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for n in [0, 2, 4] {
-        lab.redlock()
-            .node(n)
-            .command(&["SET", "dlock:job", "mK3xV9", "NX"]);
+        lab.redlock()[n].command(&["SET", "dlock:job", "mK3xV9", "NX"]);
     }
     let busy = a.refused(&request(&job, LONG)).await;
     assert!(
@@ -149,7 +141,7 @@ async fn strings_without_an_expiry_belong_to_another_library(lab: &Lab) {
         "{state:?}"
     );
     for n in [0, 2] {
-        lab.redlock().node(n).command(&["DEL", "dlock:job"]);
+        lab.redlock()[n].command(&["DEL", "dlock:job"]);
     }
     a.hold(&job).await;
 }
@@ -162,7 +154,7 @@ fn at(host: &str, port: u16) -> RedisOptions {
 }
 
 async fn one_server_under_two_names_counts_once(lab: &Lab) {
-    let ports = lab.redlock().ports();
+    let ports = lab.store().ports();
     let two_of_three = RedlockOptions::new(vec![
         at("127.0.0.1", ports[0]),
         at("localhost", ports[0]),
@@ -185,15 +177,13 @@ async fn one_server_under_two_names_counts_once(lab: &Lab) {
     );
     a.free(&held).await;
     // With one of the two servers down, two of the three names still answer.
-    lab.redlock().node_mut(1).kill();
+    lab.redlock()[1].kill();
     assert!(a.0.try_acquire(&held).await.is_err());
 }
 
 async fn a_replica_is_reported(lab: &Lab) {
-    let master = lab.redlock().ports()[0].to_string();
-    lab.redlock()
-        .node(4)
-        .command(&["REPLICAOF", "127.0.0.1", &master]);
+    let master = lab.store().ports()[0].to_string();
+    lab.redlock()[4].command(&["REPLICAOF", "127.0.0.1", &master]);
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     let notices = a.0.notices();
@@ -296,9 +286,7 @@ async fn only_counters_remain(lab: &Lab) {
     b.refused(&wanted).await;
     b.leave_queue(&wanted).await;
     for n in 0..NODES {
-        let endless = lab
-            .redlock()
-            .node(n)
+        let endless = lab.redlock()[n]
             .keys()
             .into_iter()
             .filter(|(_, left)| *left < 0)
@@ -309,9 +297,7 @@ async fn only_counters_remain(lab: &Lab) {
     a.release(&held, Scope::Tree).await;
     for n in 0..NODES {
         // The history also remains, for 100 days after the last run.
-        let mut left: Vec<String> = lab
-            .redlock()
-            .node(n)
+        let mut left: Vec<String> = lab.redlock()[n]
             .keys()
             .into_iter()
             .map(|(name, _)| name)

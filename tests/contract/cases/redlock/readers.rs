@@ -12,12 +12,12 @@ use dlock::{
 
 use super::{
     super::{Case, cases},
-    Fronts, HASTY, LIMITS, core_acquire, counter, held_on, values,
+    Fronts, HASTY, LIMITS, NODES, core_acquire, counter, held_on, values,
 };
 use crate::{
     lab::{LONG, Lab, SLACK, key, request, short, soon, waiting},
     support::{self, proxy::Fault},
-    targets::{Kind, redlock::NODES},
+    targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
@@ -53,17 +53,13 @@ fn reader(job: &Key, lease: Duration) -> Request {
 /// Returns the number of shares on each node.
 fn shares(lab: &Lab) -> Vec<i64> {
     (0..NODES)
-        .map(|n| {
-            lab.redlock()
-                .node(n)
-                .int(&["ZCARD", "dlock:{dlock:job}:ends"])
-        })
+        .map(|n| lab.redlock()[n].int(&["ZCARD", "dlock:{dlock:job}:ends"]))
         .collect()
 }
 
 /// Returns whether this reader's share on the node is committed; `None` without a share.
 fn committed(lab: &Lab, node: usize, of: &Request) -> Option<bool> {
-    let share = lab.redlock().node(node).command(&[
+    let share = lab.redlock()[node].command(&[
         "HGET",
         "dlock:{dlock:job}:shares",
         &of.token.owner.to_string(),
@@ -212,7 +208,7 @@ async fn a_reader_that_lost_its_nodes_between_its_phases_is_refused(lab: &Lab) {
     let between = async {
         lab.pass(SLACK).await;
         for n in 0..NODES {
-            lab.redlock().node(n).command(&["DEL", "dlock:job"]);
+            lab.redlock()[n].command(&["DEL", "dlock:job"]);
         }
         let (mut b, mut c) = (lab.client().await, lab.client().await);
         let held = b.hold(&job).await;
@@ -247,10 +243,10 @@ async fn a_late_share_does_not_count_in_a_renewal(lab: &Lab) {
     );
     a.renewed(&held, Some(LONG * 2)).await;
     assert!(
-        lab.redlock().node(4).int(&["PTTL", "dlock:job"])
+        lab.redlock()[4].int(&["PTTL", "dlock:job"])
             > i64::try_from(LONG.as_millis()).expect("small")
     );
-    lab.redlock().node(0).command(&["DEL", "dlock:job"]);
+    lab.redlock()[0].command(&["DEL", "dlock:job"]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
 }
 
@@ -266,11 +262,7 @@ async fn two_readers_with_one_highest_count_get_different_fences(lab: &Lab) {
     // The counters are set above the time, which is never equal on two nodes.
     let ahead = 1_u64 << 52;
     for n in 0..NODES {
-        lab.redlock().node(n).command(&[
-            "SET",
-            "redisson_lock_token:{dlock:job}",
-            &ahead.to_string(),
-        ]);
+        lab.redlock()[n].command(&["SET", "redisson_lock_token:{dlock:job}", &ahead.to_string()]);
     }
     for n in [3, 4] {
         fronts[0].0[n].trap("", Fault::Late(SLACK * 4));
@@ -305,15 +297,11 @@ async fn a_fence_below_the_known_ones_is_refused(lab: &Lab) {
     let known: Vec<String> = (50..150).map(|fence| (ahead + fence).to_string()).collect();
     let set_counters = |to: u64| {
         for n in 0..NODES {
-            lab.redlock().node(n).command(&[
-                "SET",
-                "redisson_lock_token:{dlock:job}",
-                &to.to_string(),
-            ]);
+            lab.redlock()[n].command(&["SET", "redisson_lock_token:{dlock:job}", &to.to_string()]);
         }
     };
     for n in 0..NODES {
-        lab.redlock().node(n).command(&[
+        lab.redlock()[n].command(&[
             "HSET",
             "dlock:{dlock:job}:shares",
             "fences",
@@ -328,10 +316,7 @@ async fn a_fence_below_the_known_ones_is_refused(lab: &Lab) {
     }
     set_counters(ahead + 199);
     assert_eq!(b.take(&two).await.fence, Fence(ahead + 200));
-    let fences = lab
-        .redlock()
-        .node(0)
-        .text(&["HGET", "dlock:{dlock:job}:shares", "fences"]);
+    let fences = lab.redlock()[0].text(&["HGET", "dlock:{dlock:job}:shares", "fences"]);
     assert_eq!(
         fences,
         [&known[1..], &[(ahead + 200).to_string()]]
@@ -397,7 +382,7 @@ async fn a_node_that_forgot_its_readers_does_not_count_again(lab: &Lab) {
     a.take(&one).await;
     let fence = b.take(&two).await.fence;
     for n in [0, 1] {
-        lab.redlock().node(n).command(&["FLUSHALL"]);
+        lab.redlock()[n].command(&["FLUSHALL"]);
         a.renewed(&one, None).await;
         a.take(&one).await;
         b.renewed(&two, None).await;
@@ -405,7 +390,7 @@ async fn a_node_that_forgot_its_readers_does_not_count_again(lab: &Lab) {
     // The repeated request took the node again, but was never committed there.
     assert_eq!(committed(lab, 0, &one), Some(false));
     assert_eq!(committed(lab, 0, &two), None);
-    lab.redlock().node(2).command(&["FLUSHALL"]);
+    lab.redlock()[2].command(&["FLUSHALL"]);
     assert_eq!(a.renew(&one, None).await, Renewal::NotHeld);
     assert_eq!(b.renew(&two, None).await, Renewal::NotHeld);
     let mut c = lab.client().await;
@@ -426,9 +411,7 @@ async fn nodes_that_forgot_their_shares_have_no_holder(lab: &Lab) {
     let held = reader(&job, LONG);
     a.take(&held).await;
     for n in 0..3 {
-        lab.redlock()
-            .node(n)
-            .command(&["DEL", "dlock:{dlock:job}:shares"]);
+        lab.redlock()[n].command(&["DEL", "dlock:{dlock:job}:shares"]);
     }
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     b.refused(&reader(&job, LONG)).await;
@@ -440,12 +423,10 @@ async fn nodes_that_forgot_their_shares_have_no_holder(lab: &Lab) {
 async fn other_libraries_and_readers_exclude_each_other(lab: &Lab) {
     let job = key("job");
     let lock = |n: usize| {
-        lab.redlock()
-            .node(n)
-            .command(&["SET", "dlock:job", "mK3xV9", "NX", "PX", "5000"])
+        lab.redlock()[n].command(&["SET", "dlock:job", "mK3xV9", "NX", "PX", "5000"])
             == redis::Value::Okay
     };
-    let left = |n: usize| lab.redlock().node(n).int(&["PTTL", "dlock:job"]);
+    let left = |n: usize| lab.redlock()[n].int(&["PTTL", "dlock:job"]);
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let (one, two) = (reader(&job, LONG), reader(&job, LONG * 2));
     a.take(&one).await;
@@ -480,13 +461,13 @@ async fn other_libraries_and_readers_exclude_each_other(lab: &Lab) {
 async fn a_waiting_writer_keeps_readers_out(lab: &Lab) {
     let job = key("job");
     for n in [3, 4] {
-        lab.redlock().node_mut(n).kill();
+        lab.redlock()[n].kill();
     }
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let held = reader(&job, LONG);
     a.take(&held).await;
     for n in [3, 4] {
-        lab.redlock().node_mut(n).start();
+        lab.redlock()[n].start();
     }
     let writer = waiting(&job, LONG);
     b.refused(&writer).await;
@@ -580,11 +561,7 @@ async fn a_waiter_leaves_over_a_new_connection(lab: &Lab) {
     b.refused(&waiting(&job, LONG)).await;
     let waiters = || {
         (0..NODES)
-            .map(|n| {
-                lab.redlock()
-                    .node(n)
-                    .int(&["ZCARD", "dlock:{dlock:job}:queue"])
-            })
+            .map(|n| lab.redlock()[n].int(&["ZCARD", "dlock:{dlock:job}:queue"]))
             .sum::<i64>()
     };
     let count = i64::try_from(NODES).expect("small");
@@ -624,11 +601,7 @@ async fn a_granted_writer_leaves_no_queue_entry(lab: &Lab) {
     assert_eq!(shares(lab), [0, 0, 0, 1, 1]);
     let waiters = || {
         (0..NODES)
-            .map(|n| {
-                lab.redlock()
-                    .node(n)
-                    .int(&["ZCARD", "dlock:{dlock:job}:queue"])
-            })
+            .map(|n| lab.redlock()[n].int(&["ZCARD", "dlock:{dlock:job}:queue"]))
             .collect::<Vec<_>>()
     };
     b.take(&writer).await;
@@ -676,8 +649,7 @@ async fn only_counters_of_readers_remain(lab: &Lab) {
     .await;
     c.leave_queue(&wanted).await;
     let endless = |n: usize| {
-        lab.redlock()
-            .node(n)
+        lab.redlock()[n]
             .keys()
             .into_iter()
             .filter(|(_, left)| *left < 0)
@@ -688,9 +660,7 @@ async fn only_counters_of_readers_remain(lab: &Lab) {
     a.free(&one).await;
     b.free(&two).await;
     for n in 0..NODES {
-        let left: Vec<String> = lab
-            .redlock()
-            .node(n)
+        let left: Vec<String> = lab.redlock()[n]
             .keys()
             .into_iter()
             .map(|(name, _)| name)

@@ -34,7 +34,7 @@ async fn nodes_that_missed_an_end_deny_no_run(lab: &Lab) {
     a.end_run(&wanted, RunState::Failed).await;
     for n in [0, 1] {
         // The lease on this node is over.
-        lab.redlock().node(n).command(&["DEL", "dlock:job"]);
+        lab.redlock()[n].command(&["DEL", "dlock:job"]);
     }
     // One node that knows the end is cut off, so the others need nodes that missed the end for a
     // majority.
@@ -87,8 +87,7 @@ async fn a_start_known_to_a_minority_was_never_granted(lab: &Lab) {
             "ph",
             "x",
         ];
-        lab.redlock()
-            .node(n)
+        lab.redlock()[n]
             .command(&[&["HSET", "dlock:{dlock:job}:starts"], &begun[..], &cooldown].concat());
     }
     let wanted = asking("job", &once(WINDOW * 1_000_000, 0, false));
@@ -107,14 +106,14 @@ async fn a_start_that_a_majority_may_know_counts(lab: &Lab) {
     a.run(&wanted, RunState::Ok).await;
     a.run(&asking("other", &kept(WINDOW)), RunState::Ok).await;
     for n in 0..2 {
-        lab.redlock().node(n).command(&["FLUSHALL"]);
+        lab.redlock()[n].command(&["FLUSHALL"]);
     }
     assert_eq!(
         a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule,
         Rule::Once(RunState::Ok),
         "3 of 5 know"
     );
-    lab.redlock().node(2).command(&["FLUSHALL"]);
+    lab.redlock()[2].command(&["FLUSHALL"]);
     fronts.0[2].set(Mode::Refuse);
     assert_eq!(
         a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule,
