@@ -240,7 +240,7 @@ fn no_other_host_starts_within_the_skew_guard(store: &dyn Store) {
     }
     let url = store.url();
     at_once(support::long_or(4, 1), |_, dice| {
-        storm_of_tries(url.clone(), dice)
+        storm_of_tries(url.clone(), dice);
     });
 }
 

@@ -77,6 +77,7 @@ pub(super) fn grants(options: &TairOptions, role: Role, user: &str) -> Grants {
             ]
         } else {
             &[
+                "set",
                 "exset",
                 "excas",
                 "excad",

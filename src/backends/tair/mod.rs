@@ -9,8 +9,8 @@
 //! # Taking a lock
 //! 1. `SET NX PX` with a claim; in the same packet, after it, the time and the fence counter are
 //!    read.
-//! 2. In one packet: `INCRBY` raises the counter to at least f = max(counter + 1, time in µs), and
-//!    `CAS … PX` changes the claim to a document with f. The lock is granted if the comparison
+//! 2. In one packet: `INCRBY` raises the counter to at least f = max(counter + 1, time in µs), or
+//!    `SET NX` begins it with f, and `CAS … PX` changes the claim to a document with f. The lock is granted if the comparison
 //!    succeeds.
 //!
 //! **Why fences rise.** The claim had the lock without a break from before the counter was read
@@ -30,6 +30,8 @@
 //!   [`CLAIMED`]. `CAS` sets the end of the lease.
 //! - *The lease ends between 1 and 2*, or between reading and writing a renewal: the comparison
 //!   fails, and a new holder is not affected.
+//! - *2 arrives late*, after its claim had ended and other runs have begun and ended: the comparison
+//!   of the lock fails, and so does that of the run record, which is then left as it is.
 //! - *A renewal comes late*, after its hold ended but with the value unchanged: then no client has
 //!   acted on the end. A client that reports the hold as over, or finds the lock busy without it,
 //!   writes a new value first.
@@ -46,6 +48,7 @@
 #[cfg(test)]
 mod damaged;
 mod examine;
+mod fence;
 mod history;
 mod options;
 mod queue;

@@ -4,14 +4,14 @@
 use ::redis::{Pipeline, Value};
 
 use super::{
-    TairStore, TairVersion, history, millis,
+    TairStore, TairVersion, fence, history, millis,
     stored_queue::remove_gone,
     value::{Compared, Stored, compared, created, holders},
 };
 use crate::{
     backends::{
         cas::{Base, Change, Snapshot},
-        redis::{failure, history::to_json, names::RedisNames, reply},
+        redis::{failure, history::to_json, names::RedisNames},
     },
     lock::{Error, Fence, Key, Kind, Result, document::Document, whole_ms},
 };
@@ -74,15 +74,16 @@ impl TairStore {
                     return Err(error);
                 }
             }
-            if let Err(error) = confirmed(
-                &change,
+            let written = confirmed(
+                (&was, &change),
                 &replies,
                 reply(packet.counted)?,
                 reply(packet.begun)?,
-            ) {
+            );
+            if !matches!(written, Ok(true)) {
                 self.take_back(&names, &was, (packet.value.as_ref(), change.granted))
                     .await;
-                return Err(error);
+                return written;
             }
         }
         if packet.compared.is_some() {
@@ -109,11 +110,7 @@ impl TairStore {
         } = &mut packet;
         let (before, after) = (&was.document, change.document);
         if let Some(fence) = change.granted {
-            *counted = Some(commands.len());
-            commands
-                .cmd("INCRBY")
-                .arg(&names.fence)
-                .arg(fence.0 - was.fence.map_or(0, |fence| fence.0));
+            *counted = Some(fence::count(commands, names, was.fence, fence));
         }
         if let Some(old) = was
             .version
@@ -140,20 +137,7 @@ impl TairStore {
                 mode.delete(commands, &names.lock, old);
             }
         }
-        policy.clone_from(&was.version.policy);
-        if before.run_record() != after.run_record() {
-            let (json, name) = (to_json(after.run_record())?, mode.policy(names));
-            let keep = whole_ms(after.run_record().relevant(now))
-                .saturating_mul(2)
-                .max(KEEP);
-            if change.request.is_some() {
-                *begun = Some(commands.len());
-                *policy = Some(mode.put(commands, &name, &json, keep));
-            } else if let Some(known) = &was.version.policy {
-                // Compared, since another run may have started before this release.
-                *policy = Some(mode.swap(commands, &name, known, &json, millis(keep)));
-            }
-        }
+        (*begun, *policy) = self.record(commands, names, was, change)?;
         for (fence, past) in changed(before, after) {
             // A grant next to other holds may fail its comparison. Its entry would look like a
             // hold, so it is written after the grant.
@@ -178,6 +162,37 @@ impl TairStore {
             remove_gone(commands, names, Some(&request.token.hold_text()), queue);
         }
         Ok(packet)
+    }
+
+    /// Adds the command that writes a changed run record. Returns the index of its reply if a grant
+    /// depends on it, and the record as it is then.
+    ///
+    /// It is compared: the packet may be late, and other runs may have begun and ended meanwhile.
+    fn record(
+        &self,
+        commands: &mut Pipeline,
+        names: &RedisNames,
+        was: &Snapshot<TairVersion>,
+        change: &Change<'_>,
+    ) -> Result<(Option<usize>, Option<Stored>)> {
+        let (mode, known, after) = (
+            self.options.mode,
+            &was.version.policy,
+            change.document.run_record(),
+        );
+        if was.document.run_record() == after {
+            return Ok((None, known.clone()));
+        }
+        let (json, name, at) = (to_json(after)?, mode.policy(names), commands.len());
+        let keep = whole_ms(after.relevant(was.now()))
+            .saturating_mul(2)
+            .max(KEEP);
+        let written = match known {
+            Some(known) => mode.swap(commands, &name, known, &json, millis(keep)),
+            None if change.request.is_some() => mode.create(commands, &name, &json, keep),
+            None => return Ok((None, None)),
+        };
+        Ok((change.request.map(|_| at), Some(written)))
     }
 
     /// Writes the data that may follow the change. If that fails, the next grant makes up for it.
@@ -359,49 +374,34 @@ impl TairStore {
 
 /// Returns the new or changed holds, each with its history entry in case it is never released.
 fn changed(before: &Document, after: &Document) -> Vec<(Fence, crate::lock::HistoryEntry)> {
-    let entry = |fence: Fence| {
-        after
-            .vanished(fence)
-            .filter(|past| before.vanished(fence).as_ref() != Some(past))
-            .map(|past| (fence, past))
+    let entry = |fence| {
+        let past = after.vanished(fence)?;
+        (before.vanished(fence).as_ref() != Some(&past)).then_some((fence, past))
     };
     after.fences().filter_map(entry).collect()
 }
 
-/// Checks that the counter was raised to `fence` or more. It is higher if other clients counted too
-/// before their comparison failed.
-fn counted(fence: Fence, reply: &Value) -> Result<()> {
-    match reply {
-        Value::ServerError(error) => Err(failure::refused(error)),
-        reply
-            if reply::int(reply)
-                .and_then(|counted| u64::try_from(counted).ok())
-                .is_some_and(|counted| counted >= fence.0) =>
-        {
-            Ok(())
-        }
-        _ => Err(Error::new(
-            Kind::Unavailable,
-            "the fence counter was set back meanwhile",
-        )),
-    }
-}
-
-/// Checks that all required data was written: the counter and the start of a grant, or a waiter's
-/// entry.
+/// Whether the counter and the start of a grant, or a waiter's entry, was written. False if another
+/// client changed any of it meanwhile.
 fn confirmed(
-    change: &Change<'_>,
+    (was, change): (&Snapshot<TairVersion>, &Change<'_>),
     replies: &[Value],
     count: Option<&Value>,
     begun: Option<&Value>,
-) -> Result<()> {
-    if let (Some(fence), Some(reply)) = (change.granted, count) {
-        counted(fence, reply)?;
-    }
-    if let Some(reply) = begun
-        && !created(reply)?
+) -> Result<bool> {
+    if let (Some(fence), Some(reply)) = (change.granted, count)
+        && !fence::counted(fence, reply)?
     {
-        return Err(failure::unreadable());
+        return Ok(false);
+    }
+    if let Some(reply) = begun {
+        let written = match was.version.policy {
+            Some(_) => compared(reply)? == Compared::Done,
+            None => created(reply)?,
+        };
+        if !written {
+            return Ok(false);
+        }
     }
     let in_vain = change.request.is_some() && change.granted.is_none();
     match replies
@@ -409,6 +409,6 @@ fn confirmed(
         .find(|reply| in_vain && matches!(reply, Value::ServerError(_)))
     {
         Some(Value::ServerError(error)) => Err(failure::refused(error)),
-        _ => Ok(()),
+        _ => Ok(true),
     }
 }

@@ -124,26 +124,6 @@ impl TairMode {
         };
     }
 
-    /// Stores `value` unconditionally.
-    pub(super) fn put(self, pipeline: &mut Pipeline, key: &str, value: &str, ttl: u64) -> Stored {
-        let version = random() >> 2;
-        match self {
-            Self::Plain => pipeline.cmd("SET").arg(key).arg(value).arg("PX").arg(ttl),
-            Self::Version => pipeline
-                .cmd("EXSET")
-                .arg(key)
-                .arg(value)
-                .arg("PX")
-                .arg(ttl)
-                .arg("ABS")
-                .arg(version),
-        };
-        Stored {
-            value: value.to_owned(),
-            version,
-        }
-    }
-
     /// Reads a value of a key that only dlock writes.
     pub(super) fn read_value(self, pipeline: &mut Pipeline, key: &str) {
         match self {

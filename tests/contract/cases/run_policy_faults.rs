@@ -16,7 +16,7 @@ use super::{
     run_policy::{BRIEF, WINDOW, asking, guarded, kept, once},
 };
 use crate::{
-    lab::{Client, LONG, Lab, key, nested, request, short, stretched, ttl, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, nested, request, short, stretched, ttl, waiting},
     support::proxy::{Fault, Mode, Proxy},
     targets::Kind,
 };
@@ -25,6 +25,7 @@ pub fn all() -> Vec<Case> {
     let mut all = cases![Kind::has_server =>
         a_start_whose_answer_was_lost_is_one_start,
         a_start_given_up_on_is_undone,
+        a_start_that_arrives_late_repeats_no_run,
     ];
     all.extend(cases![|kind| kind.has_server() || kind.is_sql() => no_run_is_denied_by_its_own_lost_attempt]);
     let redis = |kind| {
@@ -63,6 +64,10 @@ fn marks(kind: Kind, lab: &Lab) -> Vec<&'static str> {
     if kind == Kind::Etcd {
         // etcd records the start, on its own lease, before the request that grants.
         marks.push("/once");
+    }
+    if matches!(kind, Kind::Tair | Kind::TairVersion) {
+        // The claim comes before the request that grants and records the start.
+        marks.push("INCRBY");
     }
     marks
 }
@@ -114,6 +119,66 @@ async fn a_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
                 "{fault:?} {mark}"
             );
         }
+    }
+}
+
+/// A client is frozen between two steps of its acquire, or the network is slow, until its claim or
+/// session is over. Meanwhile another run of the key begins and ends.
+async fn a_start_that_arrives_late_repeats_no_run(lab: &Lab) {
+    let limits = Limits::of(LONG);
+    for (nth, mark) in marks(lab.kind, lab).into_iter().enumerate() {
+        let (proxy, mut a) = warm(lab).await;
+        let asked = |lasts| Request {
+            ttl: lasts,
+            ..asking(&format!("job-{nth}"), &once(WINDOW, 0, false))
+        };
+        let (late, other) = (asked(ttl(short())), asked(ttl(LONG)));
+        proxy.trap(mark, Fault::Late(short() + lab.kind.late() + SLACK * 4));
+        let attempt = lease::acquire(
+            &mut *a.0,
+            &BootClock,
+            late.clone(),
+            WaitPolicy::Try,
+            limits,
+            std::future::pending::<()>(),
+            |_| {},
+        );
+        let meanwhile = async {
+            while proxy.sprung() == 0 {
+                lab.pass(Duration::from_millis(5)).await;
+            }
+            let mut b = lab.client().await;
+            let taken = lease::acquire(
+                &mut *b.0,
+                &BootClock,
+                other.clone(),
+                WaitPolicy::Forever,
+                limits,
+                std::future::pending::<()>(),
+                |_| {},
+            )
+            .await;
+            let Ok(Outcome::Granted(taken)) = taken else {
+                panic!("{mark}: {taken:?}")
+            };
+            b.end_run(&other, RunState::Ok).await;
+            (taken.fence, proxy.sprung())
+        };
+        let (outcome, (fence, sprung)) = tokio::join!(attempt, meanwhile);
+        assert_eq!(sprung, 1, "{mark}");
+        assert!(
+            !matches!(outcome, Ok(Outcome::Granted(_))),
+            "{mark}: a second run: {outcome:?}"
+        );
+        let mut third = lab.client().await;
+        let record = third.record(&other.key).await;
+        let start = record.start.map(|start| (start.fence, start.state));
+        assert_eq!(start, Some((fence, RunState::Ok)), "{mark}");
+        let next = third.take(&request(&other.key, LONG)).await.fence;
+        assert!(
+            next > fence && next.0 / fence.0 < 2,
+            "{mark}: {fence} {next}"
+        );
     }
 }
 

@@ -263,29 +263,31 @@ async fn a_missing_start_is_written_by_a_repeated_request(lab: &Lab) {
 }
 
 async fn concurrent_counting_repeats_no_fence(lab: &Lab) {
-    let (proxy, mut a) = warm(lab).await;
-    proxy.trap_nth("", 1, 1, Fault::Late(overtaking_delay()));
-    let held = request(&key("job"), LONG);
-    let count = async {
-        lab.pass(SLACK).await;
-        // Stands for another client whose attempt was over by then.
-        lab.tair().command(&["INCRBY", COUNTER, "1000"]);
-    };
-    let (grant, ()) = tokio::join!(a.take(&held), count);
-    assert_eq!(proxy.sprung(), 1);
-    let counter: u64 =
-        redis::from_redis_value(lab.tair().command(&["GET", COUNTER])).expect("a number");
-    assert!(counter > grant.fence.0);
-    a.free(&held).await;
-    assert!(
-        lab.client()
-            .await
-            .take(&request(&key("job"), LONG))
-            .await
-            .fence
-            .0
-            > counter
-    );
+    // Another client, whose attempt was over by then, and a program that counts from 1.
+    for (begun, at_once) in [("4000000000000000", true), ("1000", false)] {
+        let (proxy, mut a) = warm(lab).await;
+        proxy.trap_nth("", 1, 1, Fault::Late(overtaking_delay()));
+        let held = request(&key("job"), LONG);
+        let count = async {
+            lab.pass(SLACK).await;
+            lab.tair().command(&["SET", COUNTER, begun]);
+        };
+        let (attempt, ()) = tokio::join!(a.0.try_acquire(&held), count);
+        assert_eq!(proxy.sprung(), 1);
+        assert_eq!(
+            matches!(attempt, Ok(Attempt::Granted(_))),
+            at_once,
+            "{attempt:?}"
+        );
+        let fence = a.take(&held).await.fence;
+        let counter: u64 =
+            redis::from_redis_value(lab.tair().command(&["GET", COUNTER])).expect("a number");
+        assert!(counter >= fence.0 && fence.0 > 1000, "{counter} {fence}");
+        a.free(&held).await;
+        let next = lab.client().await.take(&request(&key("job"), LONG)).await;
+        assert!(next.fence.0 > counter);
+        lab.lose_data().await;
+    }
 }
 
 async fn an_invalid_counter_is_an_error_and_leaves_nothing(lab: &Lab) {
