@@ -18,7 +18,7 @@ use super::{
     taking::wanted,
     views::{
         break_host_settings, break_settings, doctor_settings, history_settings, is_offline,
-        list_settings, report_settings,
+        list_settings, report_settings, verify_settings,
     },
 };
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
         Context, KeyArg, TokenArg, Work, acquire, forget, gc, hold, hold::HoldUntil, init, inspect,
         names, release, renew, verify,
     },
-    lease::{Held, Silence},
+    lease::Silence,
     lock::{Error, Key, Kind, Result, Token},
     output::Output,
 };
@@ -123,12 +123,7 @@ fn identify(
         }
         Command::Inspect(args) => Ok((Some(key(&args.key, "inspect")?), None)),
         Command::Names(args) => Ok((Some(key(&args.key, "names")?), None)),
-        // Without a token, `verify KEY` asks whether an outer run holds the lock: DLOCK_HELD has
-        // its token.
-        Command::Verify(args) if given(&args.key).is_some() && args.token.token.is_none() => {
-            Ok((Some(key(&args.key, "verify")?), None))
-        }
-        Command::Verify(args) => pair(&args.key, &args.token, env),
+        Command::Verify(args) => verified(args, env, globals),
         Command::Renew(args) => pair(&args.key, &args.token, env),
         Command::Release(args) if args.force => {
             Ok((Some(key(&args.key, "release --force")?), None))
@@ -257,13 +252,7 @@ fn work(
     }
     if let Command::Verify(_) = command {
         let key = key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"))?;
-        // A value that is not UTF-8 counts as empty.
-        let held = env
-            .get_os(Held::VARIABLE)
-            .and_then(|value| value.to_str())
-            .map(Held::parse)
-            .unwrap_or_default();
-        return Ok(Work::Verify(verify::VerifySettings { key, token, held }));
+        return Ok(Work::Verify(verify_settings(key, token, env, globals)));
     }
     let key = || key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"));
     let token = || token.ok_or_else(|| Error::new(Kind::Internal, "a token got lost"));
@@ -351,6 +340,27 @@ fn gc_settings(older_than: Option<String>) -> Result<gc::GcSettings> {
     Ok(gc::GcSettings {
         older_than: setting.duration("an age is 0 or more")?,
     })
+}
+
+/// Returns the key that `verify` asks about, and its token if one is given.
+fn verified(
+    args: &verify::Args,
+    env: &Env,
+    globals: &Globals,
+) -> Result<(Option<Key>, Option<Token>)> {
+    let has_token = args.token.token.is_some();
+    if has_token && globals.host.is_some() {
+        return Err(
+            Error::new(Kind::Usage, "--host and --token exclude each other")
+                .hint("--host NAME asks about a host, --token T about a token"),
+        );
+    }
+    // Without a token, `verify KEY` asks whether an outer run holds the lock: DLOCK_HELD has its
+    // token.
+    if !has_token && (given(&args.key).is_some() || globals.host.is_some()) {
+        return Ok((Some(key(&args.key, "verify")?), None));
+    }
+    pair(&args.key, &args.token, env)
 }
 
 fn hold_until(signal: bool, pid: Option<&str>) -> Result<HoldUntil> {

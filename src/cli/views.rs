@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{
     args::{Command, Globals},
+    env::Env,
     layers::Layers,
     setting::{Origin, Setting, reason, short},
     sources,
@@ -12,9 +13,10 @@ use crate::{
     commands::{
         Context, breaking, doctor, history, list,
         overview::{Choice, ChoiceArgs},
-        report,
+        report, verify,
     },
-    lock::{Error, Key, Kind, Result, Role},
+    lease::Held,
+    lock::{Error, Key, Kind, Result, Role, Token},
 };
 
 /// Returns the settings of `break KEY`.
@@ -65,6 +67,27 @@ pub(super) fn break_host_settings(
         yes: how.yes,
         now: how.now,
     })
+}
+
+/// Returns the settings of `verify`.
+pub(super) fn verify_settings(
+    key: Key,
+    token: Option<Token>,
+    env: &Env,
+    globals: &Globals,
+) -> verify::VerifySettings {
+    // A value that is not UTF-8 counts as empty.
+    let held = env
+        .get_os(Held::VARIABLE)
+        .and_then(|value| value.to_str())
+        .map(Held::parse)
+        .unwrap_or_default();
+    verify::VerifySettings {
+        key,
+        token,
+        held,
+        host: globals.host.clone(),
+    }
 }
 
 /// Returns the settings of `list`.

@@ -12,7 +12,7 @@ use crate::lock::{Error, Kind, Result};
 /// The arguments of `dlock man`.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Pages that are no commands: stores, cron, interop, migrate.\nExample:  dlock man run | man -l -"
+    after_help = "Pages that are no commands: stores, cron, daemon, interop, migrate.\nExample:  dlock man run | man -l -"
 )]
 pub struct Args {
     /// The page of this command or topic instead of dlock's
@@ -29,6 +29,14 @@ const EXAMPLES: &[(&str, &str)] = &[
     (
         "{contrib/systemd/sms-job.timer}",
         include_str!("../../contrib/systemd/sms-job.timer"),
+    ),
+    (
+        "{contrib/systemd/importer.service}",
+        include_str!("../../contrib/systemd/importer.service"),
+    ),
+    (
+        "{contrib/kubernetes/deployment.yaml}",
+        include_str!("../../contrib/kubernetes/deployment.yaml"),
     ),
     (
         "{contrib/kubernetes/cronjob.yaml}",
@@ -77,6 +85,11 @@ const TOPICS: &[(&str, &str, &str)] = &[
         "cron",
         "jobs that several nodes start: crontab, systemd, Kubernetes, Ansible, CI",
         include_str!("man/cron.md"),
+    ),
+    (
+        "daemon",
+        "daemons of which one runs in the cluster: leaders and standbys",
+        include_str!("man/daemon.md"),
     ),
     (
         "interop",

@@ -178,9 +178,10 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     let backend = super::open(context);
     let store = backend.identity().url;
     let events = Events::new(settings, context, &store);
-    let begun = settings.status_file.as_ref().map_or(Ok(()), |file| {
-        file.begin(&Verdict::running(&settings.key, &store))
-    });
+    let begun = settings
+        .status_file
+        .as_ref()
+        .map_or(Ok(()), |file| file.begin(&events.progress.waiting(None)));
     let begun = begun.map_err(|error| unwritable_status(settings, &error));
     let FinishedRun {
         verdict,
@@ -383,6 +384,7 @@ fn attempt(
             .attach()
             .map_err(|error| cannot_supervise(&error))?;
         let signals = Signals::new().map_err(|error| cannot_supervise(&error))?;
+        events.begin();
         Job {
             settings,
             context,

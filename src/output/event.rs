@@ -11,6 +11,8 @@ use crate::lock::{Fence, Key, Metadata};
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RunEvent {
+    /// Another holder has the lock, and dlock waits for it.
+    Waiting,
     /// The lock was acquired; the command is about to start.
     Acquired,
     /// Another holder had the lock, a run policy refused, or a signal ended the wait.
@@ -38,6 +40,7 @@ impl RunEvent {
     /// Returns its name in JSON and in `DLOCK_EVENT`.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Waiting => "waiting",
             Self::Acquired => "acquired",
             Self::Skipped => "skipped",
             Self::Lost => "lost",
@@ -60,7 +63,7 @@ pub struct EventReport<'a> {
     pub us: Option<&'a Metadata>,
     /// The fence of the hold.
     pub fence: Option<Fence>,
-    /// The reason for a loss or a break.
+    /// The reason for a loss or a break, or the holder that dlock waits for.
     pub reason: Option<&'a str>,
     /// The result of the run, once it has ended.
     pub verdict: Option<&'a Verdict>,
@@ -95,6 +98,9 @@ impl EventReport<'_> {
             .unwrap_or_default();
         let what = match (self.verdict, self.reason) {
             (Some(verdict), _) => verdict.line(),
+            (None, Some(holder)) if self.event == RunEvent::Waiting => {
+                format!("{} waiting for {holder}", self.key.escaped())
+            }
             (None, Some(reason)) => {
                 format!("{} {}: {reason}", self.key.escaped(), self.event.name())
             }
@@ -119,7 +125,7 @@ pub(super) struct EventObject<'a> {
     pid: u32,
     at: time::Time,
     fence: Option<u64>,
-    /// Of `lost` and `broken`.
+    /// Of `lost` and `broken`, and the holder that a `waiting` run waits for.
     reason: Option<&'a str>,
     /// How the run ended, once it has.
     run: Option<VerdictReport<'a>>,

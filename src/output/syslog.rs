@@ -58,6 +58,15 @@ impl Syslog {
         self.send(if verdict.is_bad() { ERROR } else { INFO }, &text);
     }
 
+    /// Sends news of a run that goes on, as `policy` says: the line, or the JSON object.
+    pub fn progress(&self, policy: SyslogPolicy, out: &Output, line: &str, json: &str) {
+        match policy {
+            SyslogPolicy::Auto if !out.attended() => self.send(INFO, line),
+            SyslogPolicy::Json => self.send(INFO, json.trim_end()),
+            _ => {}
+        }
+    }
+
     /// Sends a warning during a run, unless `policy` is off or stderr is a terminal.
     pub fn warn_of(&self, policy: SyslogPolicy, out: &Output, text: &str) {
         if policy != SyslogPolicy::Off && !out.attended() {

@@ -124,19 +124,6 @@ impl Verdict {
         }
     }
 
-    /// Returns the JSON object for the status file while the run lasts, as a line.
-    pub fn running(key: &Key, backend: &str) -> String {
-        json::line(&Running {
-            schema: json::SCHEMA,
-            result: "running",
-            status: (),
-            key: key.as_str(),
-            backend,
-            pid: std::process::id(),
-            began: time::rfc3339(Timestamp::now()),
-        })
-    }
-
     /// Whether the outcome needs attention.
     pub fn is_bad(&self) -> bool {
         matches!(
@@ -281,19 +268,6 @@ pub(super) struct VerdictReport<'a> {
     error: Option<json::ErrorReport<'a>>,
 }
 
-/// `run`: what its status file says until it is over.
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Running<'a> {
-    schema: &'static str,
-    result: &'static str,
-    status: (),
-    key: &'a str,
-    backend: &'a str,
-    pid: u32,
-    began: time::Time,
-}
-
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 struct KeyFenceReport<'a> {
@@ -310,7 +284,7 @@ struct CommandReport {
 }
 
 /// Returns `text` as one word of a line, in quotes if needed.
-fn word(text: &str) -> String {
+pub(super) fn word(text: &str) -> String {
     let text = printable(text);
     if text.chars().any(|c| c == ' ' || c == '"' || c == '=') {
         format!("{text:?}")

@@ -32,7 +32,7 @@ pub fn pages(lab: &Lab) -> Vec<String> {
 }
 
 /// The pages that don't describe a command.
-pub const TOPICS: [&str; 4] = ["stores", "cron", "interop", "migrate"];
+pub const TOPICS: [&str; 5] = ["stores", "cron", "daemon", "interop", "migrate"];
 
 #[test]
 fn man_pages() {

@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Options of other programs in the texts.
-const FOREIGN: [&str; 14] = [
+const FOREIGN: [&str; 15] = [
     "--auto-compaction-retention", // etcd
     "--bump-revision",             // etcdctl
     "--endpoints",                 // etcdctl
@@ -20,6 +20,7 @@ const FOREIGN: [&str; 14] = [
     "--init",               // docker
     "--name",               // docker
     "--rm",                 // docker
+    "--no-block",           // systemctl
     "--scope",              // systemd-run
     "--single-transaction", // mysqldump
     "--port",               // a job of the examples

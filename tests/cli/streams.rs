@@ -212,6 +212,10 @@ fn a_status_file_never_shows_an_earlier_run() {
         (&"running".into(), &killed.id().into())
     );
     crate::schema::assert_is("running", &std::fs::read(&path).unwrap());
+    assert!(
+        running["fence"].is_u64() && running["started"].is_string(),
+        "{running}"
+    );
     assert_eq!(
         lab.run([
             "run",

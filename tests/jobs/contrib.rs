@@ -46,8 +46,8 @@ fn prometheus_accepts_the_alerts_and_fires_them() {
 }
 
 #[test]
-fn kubernetes_accepts_the_manifest() {
-    let name = "kubernetes_accepts_the_manifest";
+fn kubernetes_accepts_the_manifests() {
+    let name = "kubernetes_accepts_the_manifests";
     match libraries::python() {
         Ok(python) => {
             let program = python.to_str().expect("UTF-8");
@@ -58,6 +58,7 @@ fn kubernetes_accepts_the_manifest() {
                     "kubernetes_validate",
                     "--strict",
                     &path("kubernetes/cronjob.yaml"),
+                    &path("kubernetes/deployment.yaml"),
                 ],
             );
         }

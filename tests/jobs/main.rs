@@ -11,6 +11,7 @@ use ::support;
 mod contention;
 mod contrib;
 mod cron;
+mod daemon;
 mod hooks;
 mod manual;
 mod many;

@@ -26,7 +26,7 @@ fn systemd_accepts_the_units() {
     let mut command = process::command("systemd-analyze");
     command.args(["verify", "--man=no"]);
     let mut all = String::new();
-    for name in ["sms-job.service", "sms-job.timer"] {
+    for name in ["sms-job.service", "sms-job.timer", "importer.service"] {
         let unit = read(&format!("contrib/systemd/{name}"));
         assert!(
             unit.starts_with(&format!("# /etc/systemd/system/{name}\n")),
@@ -42,6 +42,7 @@ fn systemd_accepts_the_units() {
         "AccuracySec=1s",
         "SuccessExitStatus=75",
         "KillMode=mixed",
+        "StartLimitIntervalSec=0",
         "LoadCredential=redis.pass:/etc/dlock/redis.pass",
     ] {
         assert!(all.lines().any(|found| found == line), "{line}");

@@ -90,7 +90,7 @@ impl Job<'_> {
             settings.wait_policy,
             limits,
             stop,
-            |key, busy| waiting.update(key, busy),
+            |key, busy| self.events.waiting(&waiting, key, busy),
         )
         .await;
         waiting.clear();
@@ -225,12 +225,11 @@ impl Job<'_> {
         let (first, ends_at) = earliest(&deadlines);
         (watch.term_at, watch.ends_at, watch.granted_in_time) =
             (first.term_at, ends_at, began < start_by);
-        self.events.acquired(
-            holds
-                .iter()
-                .find(|hold| hold.lease.key == settings.key)
-                .map(|hold| hold.lease.fence),
-        );
+        let fence = holds
+            .iter()
+            .find(|hold| hold.lease.key == settings.key)
+            .map(|hold| hold.lease.fence);
+        self.events.acquired(fence, started, waited);
         let end = match self.launch(&mut holds, start_by, first) {
             Ok(()) => self.watch(&mut holds, deadlines, &mut watch).await,
             Err(error) => {
@@ -252,10 +251,7 @@ impl Job<'_> {
         };
         let mut verdict = Verdict {
             waited,
-            fence: holds
-                .iter()
-                .find(|hold| hold.lease.key == settings.key)
-                .map(|hold| hold.lease.fence),
+            fence,
             keys: holds
                 .iter()
                 .map(|hold| (hold.lease.key.clone(), hold.lease.fence))

@@ -18,8 +18,9 @@ use crate::{
     output::{
         doctor::{GrantsReport, Json as Doctor},
         event::EventObject,
+        progress::{Running, WaitingReport},
         time::Time,
-        verdict::{Running, VerdictReport},
+        verdict::VerdictReport,
     },
 };
 
@@ -103,6 +104,7 @@ fn objects(generator: &mut SchemaGenerator) -> Map<String, Value> {
     object!("gc", Collected<'_>, OK);
     object!("printed", Printed<'_>, OK);
     object!("run", VerdictReport<'_>, (&[], &[]));
+    object!("waiting", WaitingReport<'_>, (&["waiting"], &[]));
     object!("running", Running<'_>, (&["running"], &[]));
     object!("event", EventObject<'_>, (&[], &[]));
     object!("busy", Busy<'_>, (&["busy"], &[]));
