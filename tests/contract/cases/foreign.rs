@@ -36,7 +36,7 @@ async fn name(lab: &Lab, job: &str) -> String {
 async fn assert_untouched(lab: &Lab, job: &str, name: &str) {
     let server = lab.redis();
     let dump = |server: &crate::support::redis::Redis| server.command(&["DUMP", name]);
-    let before = (dump(&server), server.int(&["PTTL", name]));
+    let before = (dump(server), server.int(&["PTTL", name]));
     let mut a = lab.client().await;
     let ours = request(&key(job), LONG);
     let _ = a.0.try_acquire(&ours).await;
@@ -65,7 +65,7 @@ async fn assert_untouched(lab: &Lab, job: &str, name: &str) {
         Ok(Attempt::Granted(_))
     ));
     let _ = a.0.list("", &Progress::default()).await;
-    let after = (dump(&server), server.int(&["PTTL", name]));
+    let after = (dump(server), server.int(&["PTTL", name]));
     assert_eq!(after.0, before.0);
     assert!(
         after.1 <= before.1 && (after.1 < 0) == (before.1 < 0),

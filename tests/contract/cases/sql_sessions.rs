@@ -79,7 +79,7 @@ async fn the_next_holder_lets_a_vanished_one_stop(lab: &Lab) {
         .into_iter()
         .flat_map(|mode| [(mode, Mode::Exclusive), (mode, Mode::Shared)])
     {
-        let (proxy, mut b) = by_proxy(lab).await;
+        let (proxy, mut b) = by_proxy(lab);
         let job = key(&format!("job-{mode:?}-{next:?}"));
         let [held, wanted, next] = [mode, next, next].map(|mode| Request {
             mode,
@@ -147,7 +147,7 @@ async fn the_shortest_lease_lets_a_vanished_holder_stop(lab: &Lab) {
 }
 
 /// Returns a client behind a proxy.
-async fn by_proxy(lab: &Lab) -> (Proxy, Client) {
+fn by_proxy(lab: &Lab) -> (Proxy, Client) {
     let proxy = Proxy::to(lab.store().port());
     let client = lab.through(proxy.port);
     (proxy, client)
@@ -191,7 +191,7 @@ async fn a_session_that_is_ended_is_noticed_at_once(lab: &Lab) {
 /// The request that counts the fence is delivered after its own retry was answered.
 async fn a_late_request_for_a_fence_counts_no_other_one(lab: &Lab) {
     for mode in [Mode::Exclusive, Mode::Shared] {
-        let (proxy, mut a) = by_proxy(lab).await;
+        let (proxy, mut a) = by_proxy(lab);
         let job = key(&format!("job-{mode:?}"));
         let wanted = Request {
             mode,
@@ -258,7 +258,7 @@ async fn a_late_request_for_a_fence_leaves_the_next_holder(lab: &Lab) {
         .into_iter()
         .flat_map(|mode| [(mode, Mode::Exclusive), (mode, Mode::Shared)])
     {
-        let (proxy, mut a) = by_proxy(lab).await;
+        let (proxy, mut a) = by_proxy(lab);
         let job = key(&format!("job-{mode:?}-{next:?}"));
         let [wanted, next] = [mode, next].map(|mode| Request {
             mode,
@@ -314,7 +314,7 @@ async fn a_late_request_for_a_fence_leaves_the_next_holder(lab: &Lab) {
 }
 
 async fn a_cut_connection_is_noticed_at_once(lab: &Lab) {
-    let (proxy, mut a) = by_proxy(lab).await;
+    let (proxy, mut a) = by_proxy(lab);
     let job = key("job");
     let held = a.hold(&job).await;
     proxy.cut();
@@ -329,7 +329,7 @@ async fn a_cut_connection_is_noticed_at_once(lab: &Lab) {
 }
 
 async fn a_silent_holder_is_disconnected_by_the_server(lab: &Lab) {
-    let (mut proxy, mut a) = by_proxy(lab).await;
+    let (mut proxy, mut a) = by_proxy(lab);
     let job = key("job");
     let held = request(&job, short() * 2);
     a.take(&held).await;
@@ -356,7 +356,7 @@ async fn a_silent_holder_is_disconnected_by_the_server(lab: &Lab) {
 }
 
 async fn a_renewal_whose_answer_was_lost_keeps_the_lock(lab: &Lab) {
-    let (proxy, mut a) = by_proxy(lab).await;
+    let (proxy, mut a) = by_proxy(lab);
     let job = key("job");
     let held = a.hold(&job).await;
     // MariaDB records a renewal over another session first.
