@@ -37,7 +37,9 @@ const AT_ONCE: usize = 8;
 /// Whether a case has so many clients that a small machine can run only this case. Such cases run
 /// last, one at a time.
 fn runs_alone(case: &cases::Case) -> bool {
-    case.name.starts_with("many_waiters")
+    ["many_waiters", "many_readers"]
+        .iter()
+        .any(|part| case.name.contains(part))
 }
 
 /// What the cases are about that MySQL itself gets in the short form: the statements in which it is

@@ -350,7 +350,10 @@ async fn a_broken_hold_of_a_crashed_server_is_recorded(lab: &Lab) {
             .any(|past| past.fence == Some(fence) && past.end == End::Broken),
         "{past:?}"
     );
-    b.hold(&job).await;
+    // The session of the vanished holder may take a moment to end.
+    let wanted = waiting(&job, LONG);
+    b.wait_for(&wanted, Duration::from_millis(50)).await;
+    b.free(&wanted).await;
 }
 
 async fn a_hold_released_after_a_crash_is_not_waited_out(lab: &Lab) {
