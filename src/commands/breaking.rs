@@ -132,12 +132,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     context.tell(&mut *backend);
     let store = backend.identity().url;
     let Some(seen) = choose(&settings, &state.holders)? else {
-        let why = if settings.fence.is_some() {
-            "no such hold has the lock any more"
-        } else {
-            "the lock has no holder"
-        };
-        return Ok(out.not_broken(&settings.key, &store, why));
+        return Ok(out.not_broken(&settings.key, &store, gone(&settings, &state.holders)));
     };
     let number = seen
         .fence
@@ -186,7 +181,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
             return Ok(out.not_broken(
                 &settings.key,
                 &store,
-                "the holder changed meanwhile: nothing was done",
+                ("the holder changed meanwhile: nothing was done", true),
             ));
         }
         BreakOutcome::Stopped(signal) => {
@@ -327,6 +322,16 @@ pub(super) fn listens(seen: &Holder) -> bool {
             .metadata
             .as_ref()
             .is_some_and(|metadata| metadata.command.is_some())
+}
+
+/// Returns why there is nothing to break, and whether the lock is held.
+fn gone(settings: &BreakSettings, holders: &[Holder]) -> (&'static str, bool) {
+    let why = if settings.fence.is_some() {
+        "no such hold has the lock any more"
+    } else {
+        "the lock has no holder"
+    };
+    (why, !holders.is_empty())
 }
 
 /// Asks for confirmation on the terminal.

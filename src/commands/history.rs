@@ -119,6 +119,9 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
             out.table_style(),
         ))
     };
+    if !past.skips.is_empty() && !settings.timeline {
+        out.tip("journalctl -t dlock on a host has each of its skips");
+    }
     if similar::is_blank(&state) && runs.is_empty() && past.skips.is_empty() {
         similar::tell_of_unknown(key, &mut *backend, context).await;
     }

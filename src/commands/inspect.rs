@@ -71,7 +71,9 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     {
         let (key, fence) = (shell(&settings.key), fence_of(fence, std::iter::empty()));
         let fence = fence.trim_start_matches('…');
-        out.tip(&if listens(holder) {
+        out.tip(&if inspect::is_late(holder) {
+            format!("if its host is dead, dlock break {key} --fence {fence} --now frees the lock at once")
+        } else if listens(holder) {
             format!("dlock break {key} --fence {fence} asks its holder to stop")
         } else {
             format!(

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{
     Now, TableStyle, age,
     columns::{Column, Cut, TableRow, table},
-    holders, wrapped,
+    holders, skipped, wrapped,
 };
 use crate::lock::{
     self, End, Fence, HistoryEntry, LockState, Metadata, RunOutcome, RunRecord, RunState, SkipCount,
@@ -177,9 +177,6 @@ const COLUMNS: [Column; 6] = [
     Column::new("END", 3).cut_by(Cut::End(14)),
 ];
 
-/// How many of the hosts that skipped are shown by name: those that skipped last. JSON has all.
-const SHOWN_HOSTS: usize = 8;
-
 /// Returns the table of runs, followed by the run records that may deny later runs, and the skips.
 pub fn view(
     runs: &[RunOf],
@@ -214,60 +211,12 @@ pub fn view(
             );
         }
     }
-    let mut notes = record_notes(record, now);
-    if let Some(latest) = skips.iter().max_by_key(|skips| skips.last_ms) {
-        let since = skips
-            .iter()
-            .filter_map(|skips| skips.since_ms)
-            .min()
-            .map(|since| format!(" since {}", now.local(since)))
-            .unwrap_or_default();
-        let alike = skips.iter().all(|skips| skips.reason == latest.reason);
-        let reason = |skips: &SkipCount| {
-            if alike {
-                String::new()
-            } else {
-                format!(" ({})", holders::clean(&skips.reason, 40))
-            }
-        };
-        let mut shown: Vec<&SkipCount> = skips.iter().collect();
-        if skips.len() > SHOWN_HOSTS {
-            shown.sort_by_key(|skips| std::cmp::Reverse(skips.last_ms));
-        }
-        let others = shown.split_off(SHOWN_HOSTS.min(shown.len()));
-        let mut each: Vec<String> = shown
-            .iter()
-            .map(|skips| {
-                format!(
-                    "{} {}{}",
-                    holders::clean(&skips.host, 40),
-                    skips.count,
-                    reason(skips)
-                )
-            })
-            .collect();
-        if !others.is_empty() {
-            each.push(format!(
-                "{} other hosts {}",
-                others.len(),
-                others.iter().map(|skips| skips.count).sum::<u64>()
-            ));
-        }
-        let last = latest
-            .last_ms
-            .map(|last| format!("{} ", now.local(last)))
-            .unwrap_or_default();
-        let (host, reason) = (
-            holders::clean(&latest.host, 40),
-            holders::clean(&latest.reason, 80),
-        );
-        notes.push(format!(
-            "skipped{since}: {}; last {last}{host}, {reason}",
-            each.join(", ")
-        ));
-    }
-    for note in notes {
+    for note in record_notes(record, now) {
         let _ = writeln!(text, "{}", wrapped(&note, 2, style));
+    }
+    for (at, line) in skipped::lines(skips, now, style).iter().enumerate() {
+        let gap = if at == 0 { "\n" } else { "" };
+        let _ = writeln!(text, "{gap}{line}");
     }
     text
 }
@@ -451,7 +400,7 @@ STARTED          HOST  WAITED  RAN      FENCE  END
 Fri 20 02:00:01  web3  12s     1h 4m     1042  running
 Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
 ";
-        assert_eq!(text.lines().count(), 7, "{text}");
+        assert_eq!(text.lines().count(), 10, "{text}");
         assert!(
             text.lines().all(|line| line.chars().count() <= 80),
             "{text}"
@@ -473,7 +422,10 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
             "{text}"
         );
         assert!(
-            text.ends_with("web2 4, web5 5; last Fri 20 02:00:02 web5, busy\n"),
+            text.lines()
+                .last()
+                .unwrap()
+                .starts_with("web2            4  "),
             "{text}"
         );
         assert!(
@@ -577,34 +529,5 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
                 .map(|cooldown| Cooldown { at_ms, ..cooldown });
             assert!(!shown(&record).contains("kept"), "{why}");
         }
-    }
-
-    #[test]
-    fn of_many_hosts_the_last_ones_are_named() {
-        let skips: Vec<_> = (0..20)
-            .map(|n| SkipCount {
-                host: format!("pod-{n:02}"),
-                count: 2,
-                since_ms: None,
-                last_ms: Some(1000 + n),
-                reason: "busy".into(),
-            })
-            .collect();
-        let text = view(
-            &[],
-            20,
-            &RunRecord::default(),
-            &skips,
-            &now(),
-            TableStyle {
-                width: Some(400),
-                color: false,
-            },
-        );
-        assert!(
-            text.contains("skipped: pod-19 2, pod-18 2, ")
-                && text.contains(", pod-12 2, 12 other hosts 24; last "),
-            "{text}"
-        );
     }
 }

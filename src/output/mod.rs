@@ -22,6 +22,7 @@ mod progress;
 mod replace;
 pub mod report;
 mod skip;
+mod skipped;
 mod status_file;
 mod stderr;
 mod syslog;
@@ -342,14 +343,17 @@ impl Output {
     }
 
     /// Reports that there is no hold to break, and returns the exit status.
-    pub fn not_broken(&self, key: &Key, backend: &str, why: &str) -> u8 {
+    pub fn not_broken(&self, key: &Key, backend: &str, (why, is_held): (&str, bool)) -> u8 {
         if self.json {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
         }
-        self.warn_with_hint(
-            &format!("{}: {why}", key.escaped()),
-            &format!("dlock inspect {} shows its holder", holders::shell(key)),
-        );
+        let key_word = holders::shell(key);
+        let hint = if is_held {
+            format!("dlock inspect {key_word} shows its holder")
+        } else {
+            format!("dlock history {key_word} shows its runs, and how they ended")
+        };
+        self.warn_with_hint(&format!("{}: {why}", key.escaped()), &hint);
         exit::NOT_HELD
     }
 
