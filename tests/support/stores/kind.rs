@@ -164,7 +164,7 @@ const MEMORY: Info = Info {
     ..Info::new(
         Kind::Memory,
         "memory",
-        |_, _| unimplemented!("the contract has it in its memory"),
+        |_, _| panic!("the contract has it in its memory"),
         || None,
     )
 };

@@ -88,22 +88,22 @@ pub trait Store: Any + Send + Sync {
 
     /// Stops the processes of the server; of several, of those that matter most.
     fn freeze(&self) {
-        unimplemented!("this store has no server to freeze");
+        panic!("this store has no server to freeze");
     }
 
     /// Resumes them.
     fn thaw(&self) {
-        unimplemented!("this store has no server to thaw");
+        panic!("this store has no server to thaw");
     }
 
     /// Kills the server; of several, those that matter most.
     fn kill(&mut self) {
-        unimplemented!("this store has no server to kill");
+        panic!("this store has no server to kill");
     }
 
     /// Starts the servers that don't run, with all data that they have confirmed.
     fn start(&mut self) {
-        unimplemented!("this store has no server to start");
+        panic!("this store has no server to start");
     }
 
     /// Kills and starts them.
@@ -115,7 +115,7 @@ pub trait Store: Any + Send + Sync {
 
     /// Restarts the server without data.
     fn restart_empty(&mut self) {
-        unimplemented!("this store has no server that forgets");
+        panic!("this store has no server that forgets");
     }
 
     /// Returns how long a killed server must stay away.
@@ -131,7 +131,7 @@ pub trait Store: Any + Send + Sync {
     /// Takes the lock `key` away from its holder, as an administrator can. The holder stays
     /// connected if possible.
     fn take_away(&self, _key: &str) {
-        unimplemented!("no test takes this store's locks away");
+        panic!("no test takes this store's locks away");
     }
 
     /// Whether fences still rise after the server has lost all data.
