@@ -995,7 +995,7 @@ _dlock() {
             fi
             case "${prev}" in
                 --sort)
-                    COMPREPLY=($(compgen -W "key since expires wait" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "key since expires wait failed" -- "${cur}"))
                     return 0
                     ;;
                 --held-longer-than)

@@ -318,10 +318,10 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --help 'Print help; --help: all options'
         }
         &'dlock;list'= {
-            cand --sort 'Order by key, since, expires or wait [key]'
+            cand --sort 'Order by key, since, expires, wait or failed [key]'
             cand --held-longer-than 'Only locks that are held for longer than this'
             cand --user 'Only runs of this user'
-            cand --since 'Only runs that began within D'
+            cand --since 'Only runs that started within D'
             cand --watch 'Again every D [2s]; as JSON off a terminal'
             cand -b 'The store: a URL, or a name of the config file'
             cand --backend 'The store: a URL, or a name of the config file'
@@ -351,7 +351,7 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand -n 'Show so many runs at most [20; all with --json]'
             cand --last 'Show so many runs at most [20; all with --json]'
             cand --user 'Only runs of this user'
-            cand --since 'Only runs that began within D'
+            cand --since 'Only runs that started within D'
             cand -b 'The store: a URL, or a name of the config file'
             cand --backend 'The store: a URL, or a name of the config file'
             cand --config 'The configuration file'

@@ -275,13 +275,14 @@ complete -c dlock -n "__fish_dlock_using_subcommand names" -l json -d 'Print one
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s h -l help -d 'Print help; --help: all options'
-complete -c dlock -n "__fish_dlock_using_subcommand list" -l sort -d 'Order by key, since, expires or wait [key]' -r -f -a "key\t''
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l sort -d 'Order by key, since, expires, wait or failed [key]' -r -f -a "key\t''
 since\t''
 expires\t''
-wait\t''"
+wait\t''
+failed\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l held-longer-than -d 'Only locks that are held for longer than this' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l user -d 'Only runs of this user' -r
-complete -c dlock -n "__fish_dlock_using_subcommand list" -l since -d 'Only runs that began within D' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l since -d 'Only runs that started within D' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l watch -d 'Again every D [2s]; as JSON off a terminal' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l config -d 'The configuration file' -r
@@ -305,7 +306,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand list" -s h -l help -d 'Print
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s n -l last -d 'Show so many runs at most [20; all with --json]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l user -d 'Only runs of this user' -r
-complete -c dlock -n "__fish_dlock_using_subcommand history" -l since -d 'Only runs that began within D' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l since -d 'Only runs that started within D' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l password-file -d 'A file that holds the store\'s password' -r

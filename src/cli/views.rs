@@ -101,12 +101,6 @@ pub(super) fn list_settings(args: list::Args, host: Option<String>) -> Result<li
             origin: Origin::Flag(name),
         })
     };
-    let order = match args.sort.as_deref() {
-        Some("since") => list::SortBy::Since,
-        Some("expires") => list::SortBy::Expires,
-        Some("wait") => list::SortBy::Wait,
-        _ => list::SortBy::Key,
-    };
     let held_longer_than = flag(args.held_longer_than, "--held-longer-than")
         .map(|setting| setting.duration("a time is 0 or more"))
         .transpose()?;
@@ -118,7 +112,25 @@ pub(super) fn list_settings(args: list::Args, host: Option<String>) -> Result<li
     let watch = flag(args.watch, "--watch")
         .map(|setting| setting.within(range))
         .transpose()?;
-    let all = args.all || args.choice.failed || args.choice.since.is_some();
+    let sort = args.sort.as_deref();
+    let all =
+        args.all || args.choice.failed || args.choice.since.is_some() || sort == Some("failed");
+    let order = match sort {
+        Some(by @ ("expires" | "wait")) if all => {
+            return Err(Error::new(
+                Kind::Usage,
+                format!("--sort {by} is for held locks, not for all keys"),
+            )
+            .hint("--all can be sorted by key, since or failed"));
+        }
+        Some("since") => list::SortBy::Since,
+        Some("expires") => list::SortBy::Expires,
+        Some("wait") => list::SortBy::Wait,
+        Some("failed") => list::SortBy::Failed,
+        // The end of the table may not fit on the screen.
+        None if all && watch.is_some() => list::SortBy::Failed,
+        _ => list::SortBy::Key,
+    };
     let choice = choice(args.choice, host)?;
     Ok(list::ListSettings {
         start: args.start.unwrap_or_default(),

@@ -103,7 +103,7 @@ async fn undo(holds: &mut [TakenLock], limits: Limits<'_>) -> &'static str {
         .iter()
         .all(|released| matches!(released, Released::Free));
     if free {
-        "the lock was given back"
+        "the lock was released"
     } else {
         "the lock stays until its lease ends"
     }

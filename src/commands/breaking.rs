@@ -9,7 +9,7 @@ use crate::{
     exit,
     lease::{self, BootClock, BreakOutcome, BreakRequest, Clock as _, ask},
     lock::{Backend, Break, Error, Holder, Key, Kind, LockState, Result},
-    output::{described, fence, json, mark, shell},
+    output::{age, described, fence, json, mark, shell},
     supervise::Signals,
 };
 
@@ -136,7 +136,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     };
     let number = seen
         .fence
-        .ok_or_else(|| unrecorded(seen).key(&settings.key))?;
+        .ok_or_else(|| unrecorded(seen, &state, context).key(&settings.key))?;
     // The operator must know that no process can answer.
     if !settings.now && !listens(seen) {
         announce(&settings, seen, context);
@@ -253,14 +253,19 @@ async fn look(key: &Key, context: &Context, backend: &mut dyn Backend) -> Result
 }
 
 /// Returns the error for a hold without a record to put the request on.
-fn unrecorded(holder: &Holder) -> Error {
+fn unrecorded(holder: &Holder, state: &LockState, context: &Context) -> Error {
     let who = described(holder);
     if holder.foreign {
-        return Error::new(
-            Kind::Unsupported,
-            format!("{who} has it, and does not listen to dlock"),
-        )
-        .hint("the program that took the lock must release it, or its lease ends");
+        let without_lease = context.target.store.info().without_lease;
+        let hint = holder.expires_in.map_or_else(
+            || without_lease.replace("{name}", &shell(&state.stored_as)),
+            |left| {
+                let left = age(left);
+                format!("the program that took it must release it, or its lease ends in {left}")
+            },
+        );
+        let text = format!("{who} has it, and does not listen to dlock");
+        return Error::new(Kind::Unsupported, text).hint(hint);
     }
     Error::new(
         Kind::Unavailable,

@@ -20,7 +20,7 @@ use crate::{
 #[group(skip)]
 #[command(
     override_usage = "dlock explain KEY [OPTIONS]\n       dlock explain -k KEY [OPTIONS OF RUN] -- COMMAND [ARG]...",
-    after_help = "In a line of a crontab, explain stands in the place of run: nothing is run or\ntaken. Each setting has its flag, variable or line; --all shows defaults too.\nExample:  dlock explain nightly"
+    after_help = "In a crontab, explain can stand in the place of run: it runs and takes nothing.\nExample:  dlock explain nightly"
 )]
 pub struct Args {
     /// Show the settings that are at their defaults too

@@ -200,7 +200,7 @@ fn question(key: &Key, record: &RunRecord) -> String {
         .map(|start| start.at_ms)
         .or(record.cooldown.as_ref().map(|cooldown| cooldown.at_ms));
     let when = at
-        .map(|at| format!(", begun {}", Now::read().moment(at)))
+        .map(|at| format!(", started {}", Now::read().moment(at)))
         .unwrap_or_default();
     format!(
         "forget the run{who} that keeps {} from others{when}?",

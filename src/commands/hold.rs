@@ -147,7 +147,7 @@ async fn keep_on(
         loss = keep(holds, context.limits(), Intent::Extend(None), &|_, _, _| ()) => Err(loss?),
         Ok(Err(error)) = &mut printing => {
             let free = release(holds, &info(Duration::ZERO), context.limits()).await.iter().all(|one| matches!(one, Released::Free));
-            return Ok(out.unwritten(&error, if free { "the lock was given back" } else { "the lock stays until its lease ends" }));
+            return Ok(out.unwritten(&error, if free { "the lock was released" } else { "the lock stays until its lease ends" }));
         }
         over = until.ended_or(interrupted(&mut signals)) => Ok(over),
     };
@@ -174,7 +174,7 @@ async fn keep_on(
             Released::Free | Released::StillHeld(_) => {}
             Released::NotHeld => {
                 out.warn_with_hint(
-                    &format!("{}: the lock was lost: it was not ours any more when it was to be given back", lease.key.escaped()),
+                    &format!("{}: the lock was lost: it was not ours any more when it was to be released", lease.key.escaped()),
                     "the protected work may have run next to another holder's",
                 );
                 status = exit::LOST;
@@ -184,7 +184,7 @@ async fn keep_on(
             )),
             Released::Unknown(error) => {
                 out.warn(&format!(
-                    "{}: the lock could not be given back and ends with its lease: {error}",
+                    "{}: the lock could not be released and ends with its lease: {error}",
                     lease.key.escaped()
                 ));
             }

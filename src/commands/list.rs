@@ -6,17 +6,17 @@ use std::{future::pending, io::IsTerminal as _, time::Duration};
 
 use clap::builder::PossibleValuesParser;
 
-use self::reading::{Found, read_locks};
+use self::reading::{Found, Listing, read};
 
 use super::{
     Context, interrupted,
-    overview::{self, Choice, ChoiceArgs, KnownKey},
+    overview::{Choice, ChoiceArgs},
 };
 use crate::{
     exit,
     lease::{BootClock, Clock as _},
     lock::{Backend, Error, Kind, Result},
-    output::{self, LockView, Now, json, list, overview::Summary},
+    output::{Now, TableStyle, json, list, overview},
     supervise::{Signal, Signals, reraise, stop_self},
 };
 
@@ -30,14 +30,14 @@ pub struct Args {
     /// Only locks whose names start with this, literally
     #[arg(value_name = "START")]
     pub start: Option<String>,
-    /// Order by key, since, expires or wait [key]
-    #[arg(long, value_name = "BY", value_parser = PossibleValuesParser::new(["key", "since", "expires", "wait"]), hide_possible_values = true, hide_short_help = true)]
+    /// Order by key, since, expires, wait or failed [key]
+    #[arg(long, value_name = "BY", value_parser = PossibleValuesParser::new(["key", "since", "expires", "wait", "failed"]), hide_possible_values = true, hide_short_help = true)]
     pub sort: Option<String>,
     /// Only locks that are held for longer than this
     #[arg(long, value_name = "D")]
     pub held_longer_than: Option<String>,
     /// Every key that the store knows, with its last run
-    #[arg(short, long, conflicts_with_all = ["watch", "held_longer_than", "sort"])]
+    #[arg(short, long, conflicts_with = "held_longer_than")]
     pub all: bool,
     /// Which runs.
     #[command(flatten)]
@@ -53,12 +53,14 @@ pub enum SortBy {
     /// By name.
     #[default]
     Key,
-    /// Longest hold first.
+    /// Longest hold first; of all keys, the last run first.
     Since,
     /// Earliest expiry first.
     Expires,
     /// Most waiters first.
     Wait,
+    /// Of all keys: what failed first, then what is late.
+    Failed,
 }
 
 /// The validated settings of `dlock list`.
@@ -88,14 +90,11 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
     let mut signals = signals
         .map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
-    if settings.all {
-        return all(&settings, &mut *backend, context).await;
-    }
     let Found {
-        locks,
+        listing,
         unknown,
         no_such_host,
-    } = match read_locks_or_signal(signals.as_mut(), &settings, &mut *backend, context).await {
+    } = match read_or_signal(signals.as_mut(), &settings, &mut *backend, context).await {
         Ok(found) => found?,
         Err(signal) => return Ok(ended_by(signal)),
     };
@@ -111,9 +110,46 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
         ));
     }
     match settings.watch.zip(signals) {
-        None => Ok(once(&locks, no_such_host, &backend.identity().url, context)),
+        None => Ok(once(
+            &listing,
+            no_such_host,
+            &backend.identity().url,
+            context,
+        )),
         Some((pause, signals)) => {
-            watch(&settings, locks, (pause, signals), &mut *backend, context).await
+            watch(&settings, listing, (pause, signals), &mut *backend, context).await
+        }
+    }
+}
+
+impl Listing {
+    fn json(&self, store: &str, now: &Now) -> String {
+        match self {
+            Self::Held(locks) => json::line(&json::ListReport::new(locks, store, now)),
+            Self::Known(keys) => json::line(&json::KnownKeys::new(keys, store)),
+        }
+    }
+
+    /// Returns the table as the headings and the lines of each row; nothing without rows.
+    fn groups(&self, now: &Now, style: TableStyle) -> Vec<Vec<String>> {
+        match self {
+            Self::Held(locks) => list::groups(locks, now, style),
+            Self::Known(keys) => overview::groups(keys, now, style),
+        }
+    }
+
+    /// Returns how much there is, in words.
+    fn count(&self) -> String {
+        match self {
+            Self::Held(locks) => {
+                let held = locks.iter().filter(|lock| lock.denial.is_none()).count();
+                format!("{held} held")
+            }
+            Self::Known(keys) => {
+                let failed = keys.iter().filter(|key| key.failed()).count();
+                let late = keys.iter().filter(|key| key.late).count();
+                format!("{} keys, {failed} failed, {late} late", keys.len())
+            }
         }
     }
 }
@@ -121,7 +157,7 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
 /// Shows the locks again and again, until a signal comes or the reader has left.
 async fn watch(
     settings: &ListSettings,
-    mut locks: Vec<LockView>,
+    mut listing: Listing,
     (pause, mut signals): (Duration, Signals),
     backend: &mut dyn Backend,
     context: &Context,
@@ -134,7 +170,8 @@ async fn watch(
     loop {
         let written = if drawn {
             let (style, height) = (out.table_style(), out.height());
-            let screen = list::screen(&locks, &now, pause, style, height);
+            let (count, table) = (listing.count(), listing.groups(&now, style));
+            let screen = list::screen(&count, &table, &now, pause, height);
             let size = (style.width.unwrap_or_default(), height);
             let before = if shown.1 == size {
                 std::mem::take(&mut shown.0)
@@ -145,11 +182,7 @@ async fn watch(
             shown = (screen, size);
             drawn
         } else {
-            out.data(&json::line(&json::ListReport::new(
-                &locks,
-                &backend.identity().url,
-                &now,
-            )))
+            out.data(&listing.json(&backend.identity().url, &now))
         };
         if written.is_err() {
             return Ok(out.finish(written, exit::OK));
@@ -174,14 +207,13 @@ async fn watch(
                 () = BootClock.sleep_until(next) => {}
             }
             next = BootClock.now().plus(pause);
-            let found =
-                match read_locks_or_signal(Some(&mut signals), settings, backend, context).await {
-                    Ok(found) => found,
-                    Err(signal) => return Ok(ended_by(signal)),
-                };
+            let found = match read_or_signal(Some(&mut signals), settings, backend, context).await {
+                Ok(found) => found,
+                Err(signal) => return Ok(ended_by(signal)),
+            };
             match found {
                 Ok(found) => {
-                    (locks, now) = (found.locks, Now::read());
+                    (listing, now) = (found.listing, Now::read());
                     break;
                 }
                 // The store may come back; the last list stays on the screen.
@@ -206,8 +238,8 @@ fn ended_by(signal: Signal) -> u8 {
     exit::signalled(signal.number)
 }
 
-/// Returns the result of [`read_locks`], or the signal that came before the store answered.
-async fn read_locks_or_signal(
+/// Returns the result of [`read`], or the signal that came before the store answered.
+async fn read_or_signal(
     signals: Option<&mut Signals>,
     settings: &ListSettings,
     backend: &mut dyn Backend,
@@ -222,68 +254,29 @@ async fn read_locks_or_signal(
     tokio::select! {
         biased;
         signal = stop => Err(signal),
-        found = read_locks(settings, backend, context) => Ok(found),
+        found = read(settings, backend, context) => Ok(found),
     }
-}
-
-/// Shows every key that the store knows.
-async fn all(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<u8> {
-    let summary = |known: KnownKey, now: &Now| {
-        let skips = known.skips.iter().map(|skips| skips.count).sum();
-        let one = Summary::new(known.key, &known.runs, skips, now);
-        let chosen = one
-            .last
-            .as_ref()
-            .map_or(settings.choice == Choice::default(), |run| {
-                settings.choice.matches_run(run, now)
-            });
-        Some(one).filter(|_| chosen)
-    };
-    let mut keys = overview::each(backend, &settings.start, context, summary).await?;
-    keys.sort_by(|a, b| a.key.cmp(&b.key));
-    context.tell(backend);
-    let (out, now) = (&context.out, Now::read());
-    if out.is_json() {
-        return Ok(out.finish(
-            out.json(&json::KnownKeys::new(&keys, &backend.identity().url)),
-            exit::OK,
-        ));
-    }
-    if keys.is_empty() {
-        if out.attended() {
-            out.notice("no such key is known");
-        }
-        return Ok(exit::OK);
-    }
-    Ok(out.finish(
-        out.data(&output::overview::view(&keys, &now, out.table_style())),
-        exit::OK,
-    ))
 }
 
 fn once(
-    locks: &[LockView],
+    listing: &Listing,
     no_such_host: Option<(String, String)>,
     store: &str,
     context: &Context,
 ) -> u8 {
-    let out = &context.out;
+    let (out, now) = (&context.out, Now::read());
     if out.is_json() {
-        return out.finish(
-            out.json(&json::ListReport::new(locks, store, &Now::read())),
-            exit::OK,
-        );
+        return out.finish(out.data(&listing.json(store, &now)), exit::OK);
     }
-    if locks.is_empty() {
-        match no_such_host {
-            _ if !out.attended() => {}
-            Some((text, hint)) => out.notice_with_hint(&text, &hint),
-            None => out.notice("no lock is held"),
-        }
-        return exit::OK;
+    let table = listing.groups(&now, out.table_style()).concat();
+    if !table.is_empty() {
+        return out.finish(out.data(&(table.join("\n") + "\n")), exit::OK);
     }
-    out.finish(
-        out.data(&list::view(locks, &Now::read(), out.table_style())),
-        exit::OK,
-    )
+    match (no_such_host, listing) {
+        _ if !out.attended() => {}
+        (Some((text, hint)), _) => out.notice_with_hint(&text, &hint),
+        (None, Listing::Held(_)) => out.notice("no lock is held"),
+        (None, Listing::Known(_)) => out.notice("no such key is known"),
+    }
+    exit::OK
 }

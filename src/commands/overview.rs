@@ -23,7 +23,7 @@ pub struct ChoiceArgs {
     /// Only runs of this user
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
-    /// Only runs that began within D
+    /// Only runs that started within D
     #[arg(long, value_name = "D")]
     pub since: Option<String>,
 }
@@ -37,7 +37,7 @@ pub struct Choice {
     pub host: Option<String>,
     /// Only runs of this user.
     pub user: Option<String>,
-    /// Only runs that began within this time.
+    /// Only runs that started within this time.
     pub since: Option<std::time::Duration>,
 }
 

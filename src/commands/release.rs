@@ -85,7 +85,7 @@ pub async fn run(settings: ReleaseSettings, context: &Context) -> Result<u8> {
     }
     if holds > 0 {
         out.notice(&format!(
-            "{}: given back, but {holds} more of the same owner's holds keep the lock",
+            "{}: released, but {holds} more of the same owner's holds keep the lock",
             settings.key.escaped()
         ));
     }

@@ -34,7 +34,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock run -k KEY [OPTIONS] -- COMMAND [ARG]...",
-    after_help = "Example:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
+    after_help = "--once: a job that runs only once. -E N: the status of a skip [75].\nExample:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
 )]
 #[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
@@ -56,12 +56,7 @@ pub struct Args {
     )]
     pub grace: Option<String>,
     /// Stop the command after D; status 124
-    #[arg(
-        long,
-        value_name = "D",
-        allow_negative_numbers = true,
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub max_runtime: Option<String>,
     /// What cron needs.
     #[command(flatten)]

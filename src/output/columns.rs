@@ -59,6 +59,34 @@ pub fn middle(text: &str, most: usize) -> String {
     format!("{first}…{}", &text[from..])
 }
 
+/// Returns the text as lines of at most `most` columns, broken between words if it can be.
+fn broken(text: &str, most: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let mut word = word;
+        let at = lines.len() - 1;
+        let room = most.saturating_sub(lines[at].width() + usize::from(!lines[at].is_empty()));
+        if word.width() <= room {
+            if !lines[at].is_empty() {
+                lines[at].push(' ');
+            }
+            lines[at].push_str(word);
+            continue;
+        }
+        while word.width() > most {
+            let first = start(word, most.max(2));
+            lines.push(first.to_owned());
+            word = &word[first.len()..];
+        }
+        lines.push(word.to_owned());
+    }
+    lines.retain(|line| !line.is_empty());
+    if lines.is_empty() {
+        lines.push(String::new());
+    }
+    lines
+}
+
 /// Returns the text padded to `to` columns.
 pub fn pad(text: &str, to: usize) -> String {
     format!("{text}{}", " ".repeat(to.saturating_sub(text.width())))
@@ -74,6 +102,18 @@ pub enum Cut {
     /// At the end, down to this number of columns. On a narrower terminal, the text goes onto its
     /// own line.
     End(usize),
+    /// As `End`, but the text goes on in the next lines: nothing of it is lost.
+    Wrap(usize),
+}
+
+impl Cut {
+    /// Returns the least number of columns of a text that is cut or broken at its end.
+    const fn at_end(self) -> Option<usize> {
+        match self {
+            Self::End(least) | Self::Wrap(least) => Some(least),
+            Self::Never | Self::Middle(_) => None,
+        }
+    }
 }
 
 /// A column of a table.
@@ -176,11 +216,20 @@ pub fn grouped<const N: usize>(
             }
         };
         let mut lines = vec![paint(line.trim_end())];
-        if separate && nth > 0 && !row.cells[N - 1].is_empty() {
-            lines.push(paint(&cut(
-                &format!("  {}", row.cells[N - 1]),
-                style.width.unwrap_or(usize::MAX),
-            )));
+        let last = &row.cells[N - 1];
+        let wraps = matches!(columns[N - 1].cut, Cut::Wrap(_));
+        let most = style.width.unwrap_or(usize::MAX);
+        if separate && nth > 0 && !last.is_empty() {
+            let below = if wraps {
+                broken(last, most - 2)
+            } else {
+                vec![cut(last, most - 2)]
+            };
+            lines.extend(below.iter().map(|line| paint(&format!("  {line}"))));
+        } else if wraps && style.width.is_some() && !separate {
+            let indent = widths[..N - 1].iter().map(|width| width + 2).sum();
+            let below = broken(last, widths[N - 1]).into_iter().skip(1);
+            lines.extend(below.map(|line| paint(&format!("{:indent$}{line}", ""))));
         }
         groups.push(lines);
     }
@@ -193,6 +242,7 @@ fn cell(column: Column, text: &str, width: usize, style: TableStyle) -> String {
         Cut::Never => text.to_owned(),
         Cut::Middle(_) => middle(text, width),
         Cut::End(_) => cut(text, width),
+        Cut::Wrap(_) => broken(text, width).swap_remove(0),
     };
     if column.right {
         format!("{}{text}", " ".repeat(width.saturating_sub(text.width())))
@@ -232,13 +282,7 @@ fn fit<const N: usize>(
             None
         }
     });
-    shrink(widths, N, &|cut, _| {
-        if let Cut::End(least) = cut {
-            Some(least)
-        } else {
-            None
-        }
-    });
+    shrink(widths, N, &|cut, _| cut.at_end());
     shrink(widths, N, &|cut, _| {
         if let Cut::Middle(least) = cut {
             Some(least)
@@ -246,16 +290,15 @@ fn fit<const N: usize>(
             None
         }
     });
-    let last_is_free = matches!(columns[N - 1].cut, Cut::End(_));
-    if total(widths, N) <= most || !last_is_free {
+    if total(widths, N) <= most || columns[N - 1].cut.at_end().is_none() {
         return false;
     }
     *widths = natural;
     shrink(widths, N - 1, &|cut, _| {
-        if let Cut::Middle(least) | Cut::End(least) = cut {
+        if let Cut::Middle(least) = cut {
             Some(least)
         } else {
-            None
+            cut.at_end()
         }
     });
     rows.iter().any(|row| !row.cells[N - 1].is_empty()) || total(widths, N) > most
@@ -321,5 +364,42 @@ mod tests {
                 "{most}: {text}"
             );
         }
+    }
+
+    #[test]
+    fn a_text_that_wraps_is_shown_whole() {
+        let columns = [
+            Column::new("KEY", 3),
+            Column::new("END", 3).cut_by(Cut::Wrap(14)),
+        ];
+        let why = "LOST: no renewal for 36s: redis://dlock@redis1.example.com:6379/0: timed out";
+        let rows = [TableRow {
+            cells: ["job".into(), why.into()],
+            sgr: "",
+        }];
+        for most in [10, 20, 30, 40, 80, 100] {
+            let style = TableStyle {
+                width: Some(most),
+                color: false,
+            };
+            let lines = table(&columns, &rows, style);
+            assert!(
+                lines.iter().all(|line| width(line) <= most),
+                "{most}: {lines:?}"
+            );
+            let letters = |text: &str| text.replace([' ', '\n'], "");
+            let text = letters(&lines.concat());
+            assert!(text.ends_with(&letters(why)), "{most}: {lines:?}");
+        }
+        let text = table(
+            &columns,
+            &rows,
+            TableStyle {
+                width: Some(40),
+                color: false,
+            },
+        );
+        assert_eq!(text[1], "job  LOST: no renewal for 36s:");
+        assert!(text[2].starts_with("     redis://dlock"), "{text:?}");
     }
 }

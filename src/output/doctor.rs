@@ -261,7 +261,7 @@ fn summary(report: &DoctorReport) -> String {
     let warnings = several(count(Severity::Warn), "warning", "warnings");
     match report.worst() {
         Severity::Ok => "all is well".into(),
-        Severity::Warn => format!("{warnings}, nothing unsafe"),
+        Severity::Warn => format!("{warnings}, nothing unsafe unless the store fails"),
         Severity::Unsafe => format!(
             "not safe: {} to fix, {warnings}",
             several(count(Severity::Unsafe), "thing", "things")

@@ -84,7 +84,7 @@ impl Explained<'_> {
                 let did = if matches!(denial.rule, Rule::Once(RunState::Ok | RunState::Failed)) {
                     "ran"
                 } else {
-                    "began"
+                    "started"
                 };
                 let failed = if denial.rule == Rule::Once(RunState::Failed) {
                     " and failed"

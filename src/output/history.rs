@@ -174,7 +174,7 @@ const COLUMNS: [Column; 6] = [
     Column::new("WAITED", 6),
     Column::new("RAN", 6),
     Column::new("FENCE", 5).right(),
-    Column::new("END", 3).cut_by(Cut::End(14)),
+    Column::new("END", 3).cut_by(Cut::Wrap(14)),
 ];
 
 /// Returns the table of runs, followed by the run records that may deny later runs, and the skips.
@@ -259,13 +259,10 @@ fn record_notes(record: &RunRecord, now: &Now) -> Vec<String> {
         } else {
             String::new()
         };
-        let (at, whose, window) = (
-            now.local(start.at_ms),
-            whose(&start.metadata, start.fence),
-            window_of(start.window_ms),
-        );
+        let until = now.local(start.at_ms.saturating_add(start.window_ms));
+        let (at, whose) = (now.local(start.at_ms), whose(&start.metadata, start.fence));
         notes.push(format!(
-            "once in {window}: begun {at} ({whose}): {state}{tries}"
+            "once: started {at} ({whose}): {state}{tries}; counts until {until}"
         ));
     }
     notes
@@ -513,8 +510,10 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
             "{text}"
         );
         assert!(
-            text.contains("once in 30m: begun ")
-                && text.ends_with(" (another process, fence 3): failed, try 2\n"),
+            text.contains("once: started ")
+                && text.ends_with(
+                    " (another process, fence 3): failed, try 2; counts until 1970-01-01 01:30\n"
+                ),
             "{text}"
         );
         for (at_ms, why) in [

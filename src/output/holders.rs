@@ -5,7 +5,7 @@ use super::age;
 pub use super::columns::cut;
 use crate::{
     lease::Loss,
-    lock::{Break, Error, Fence, Holder, Key, Metadata, printable},
+    lock::{Break, Error, Fence, Holder, Metadata, printable},
 };
 
 /// Most characters shown of a name.
@@ -121,9 +121,9 @@ pub fn mark(mark: &Break) -> String {
     }
 }
 
-/// Returns the key quoted for a shell.
-pub fn shell(key: &Key) -> String {
-    let text = key.as_str();
+/// Returns a key, or its name in a store, quoted for a shell.
+pub fn shell(name: &(impl AsRef<str> + ?Sized)) -> String {
+    let text = name.as_ref();
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@%+=,".contains(c);
     if text.chars().all(plain) && !text.starts_with('-') {
         text.to_owned()
@@ -182,7 +182,7 @@ mod tests {
             ("-x", "-- '-x'"),
             ("$(reboot)", "'$(reboot)'"),
         ] {
-            assert_eq!(shell(&Key::new(key).unwrap()), word);
+            assert_eq!(shell(key), word);
         }
     }
 }

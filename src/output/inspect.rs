@@ -429,7 +429,7 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
         let hour = Duration::from_secs(3600);
         assert_eq!(
             text(Rule::AtLeast(hour)),
-            "nightly   FREE, but not before 03:54:01: at least 1h, began 02:54:01 root@web1"
+            "nightly   FREE, but not before 03:54:01: at least 1h, started 02:54:01 root@web1"
         );
         let narrow = TableStyle {
             width: Some(50),
@@ -444,7 +444,7 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
             narrow,
         );
         assert!(
-            narrow.starts_with("nightly   FREE, but not before 03:54:01\n  why      at least 1h, began 02:54:01 root@web1\n"),
+            narrow.starts_with("nightly   FREE, but not before 03:54:01\n  why      at least 1h, started 02:54:01 root@web1\n"),
             "{narrow}"
         );
         assert!(

@@ -19,50 +19,33 @@ const COLUMNS: [Column; 7] = [
     Column::new("NOTE", 0).cut_by(Cut::End(12)),
 ];
 
-/// Returns a table of held locks, and of free locks that an earlier run denies.
-pub fn view(locks: &[LockView], now: &Now, style: TableStyle) -> String {
-    lines(locks, now, style)
-        .into_iter()
-        .flat_map(|line| [line, "\n".into()])
-        .collect()
-}
-
-fn lines(locks: &[LockView], now: &Now, style: TableStyle) -> Vec<String> {
-    groups(locks, now, style).concat()
-}
-
-/// Returns the lines of the headings, then those of each lock.
-fn groups(locks: &[LockView], now: &Now, style: TableStyle) -> Vec<Vec<String>> {
+/// Returns the table of held locks, and of free locks that an earlier run denies: the headings, then
+/// one group of lines per lock; nothing without locks.
+pub fn groups(locks: &[LockView], now: &Now, style: TableStyle) -> Vec<Vec<String>> {
+    if locks.is_empty() {
+        return Vec::new();
+    }
     let rows: Vec<TableRow<7>> = locks.iter().map(|lock| row(lock, now)).collect();
     grouped(&COLUMNS, &rows, style)
 }
 
-/// Returns the table for a window of `height` lines.
+/// Returns a table for a window of `height` lines.
 pub fn screen(
-    locks: &[LockView],
+    count: &str,
+    table: &[Vec<String>],
     now: &Now,
     every: Duration,
-    style: TableStyle,
     height: usize,
 ) -> Vec<String> {
-    let held = locks.iter().filter(|lock| lock.denial.is_none()).count();
     let mut text = vec![
-        format!(
-            "every {}, last at {}: {held} held",
-            length(every),
-            now.clock()
-        ),
+        format!("every {}, last at {}: {count}", length(every), now.clock()),
         String::new(),
     ];
-    if locks.is_empty() {
-        return text;
-    }
     // The window's last line stays empty: a line feed there would scroll the header away.
     let room = height.saturating_sub(text.len() + 2).max(1);
-    let table = groups(locks, now, style);
     let all = table.iter().map(Vec::len).sum::<usize>();
     let (mut shown, mut left) = (0, if all > room + 1 { room } else { room + 1 });
-    for lines in &table {
+    for lines in table {
         if lines.len() > left {
             break;
         }
@@ -209,6 +192,15 @@ mod tests {
         )
     }
 
+    fn view(locks: &[LockView], now: &Now, style: TableStyle) -> String {
+        groups(locks, now, style).concat().join("\n") + "\n"
+    }
+
+    fn screen_of(locks: &[LockView], style: TableStyle, height: usize) -> Vec<String> {
+        let table = groups(locks, &now(), style);
+        screen("52 held", &table, &now(), Duration::from_secs(2), height)
+    }
+
     #[test]
     fn a_table() {
         let mut pool = lock("pool", ("app", "web1"), 12, 52, 0, 9, None);
@@ -298,7 +290,7 @@ pool 2/3     app@web1   12s      52s         0      9
             width: Some(80),
             color: false,
         };
-        let first = screen(&locks, &now(), Duration::from_secs(2), style, 24);
+        let first = screen_of(&locks, style, 24);
         assert!(
             first.len() <= 23
                 && first[2].starts_with("KEY")
@@ -325,14 +317,14 @@ pool 2/3     app@web1   12s      52s         0      9
             width: Some(50),
             color: false,
         };
-        let small = screen(&noted, &now(), Duration::from_secs(2), narrow, 10);
+        let small = screen_of(&noted, narrow, 10);
         assert!(
             small.len() <= 9
                 && small[4] == "  \"a note\""
                 && small.last().is_some_and(|line| line == "… 7 more"),
             "{small:#?}"
         );
-        let next = screen(&locks[1..], &now(), Duration::from_secs(2), style, 24);
+        let next = screen_of(&locks[1..], style, 24);
         assert!(redraw(&[], &first).starts_with("\x1b[H\x1b[2J"));
         assert_eq!(
             redraw(&first, &first),

@@ -62,7 +62,7 @@ pub fn until(denial: &Denial, now: &Now) -> String {
     }
 }
 
-/// Returns why the lock is denied: `at least 1h, began 16:49:54 root@web1`.
+/// Returns why the lock is denied: `at least 1h, started 16:49:54 root@web1`.
 pub fn why(denial: &Denial, now: &Now) -> String {
     let who = holders::user_at_host(denial.metadata.as_ref())
         .map(|who| format!(" {who}"))
@@ -71,7 +71,7 @@ pub fn why(denial: &Denial, now: &Now) -> String {
         .began
         .map(|ago| {
             format!(
-                ", began {}",
+                ", started {}",
                 now.moment(now.unix_ms().saturating_sub(millis(ago)))
             )
         })

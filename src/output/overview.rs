@@ -4,7 +4,7 @@ use std::{fmt::Write as _, time::Duration};
 
 use super::{
     Now, TableStyle, age,
-    columns::{Column, Cut, TableRow, table},
+    columns::{Column, Cut, TableRow, grouped, table},
     history::RunOf,
     holders,
     usual::is_ok,
@@ -76,6 +76,18 @@ impl Summary {
     }
 }
 
+impl Summary {
+    /// Whether the last run ended badly.
+    pub fn failed(&self) -> bool {
+        self.last.as_ref().is_some_and(RunOf::is_bad)
+    }
+
+    /// Returns the start of the last run, in ms since 1970.
+    pub fn started_ms(&self) -> Option<u64> {
+        self.last.as_ref()?.started_ms
+    }
+}
+
 const COLUMNS: [Column; 7] = [
     Column::new("KEY", 11).cut_by(Cut::Middle(9)),
     Column::new("LAST RUN", 15),
@@ -86,8 +98,11 @@ const COLUMNS: [Column; 7] = [
     Column::new("NOTE", 0).cut_by(Cut::End(12)),
 ];
 
-/// Returns the table of keys.
-pub fn view(keys: &[Summary], now: &Now, style: TableStyle) -> String {
+/// Returns the table of keys: the headings, then one group of lines per key; nothing without keys.
+pub fn groups(keys: &[Summary], now: &Now, style: TableStyle) -> Vec<Vec<String>> {
+    if keys.is_empty() {
+        return Vec::new();
+    }
     let row = |one: &Summary| {
         let dash = || "-".to_owned();
         let ago = |ms: u64| age(Duration::from_millis(now.unix_ms().saturating_sub(ms)));
@@ -97,7 +112,7 @@ pub fn view(keys: &[Summary], now: &Now, style: TableStyle) -> String {
             .map(|every| format!("late: every {}", age(every)))
             .unwrap_or_default();
         let last = one.last.as_ref();
-        let sgr = if last.is_some_and(RunOf::is_bad) {
+        let sgr = if one.failed() {
             "31"
         } else if one.late {
             "33"
@@ -116,10 +131,7 @@ pub fn view(keys: &[Summary], now: &Now, style: TableStyle) -> String {
         TableRow { cells, sgr }
     };
     let rows: Vec<TableRow<7>> = keys.iter().map(row).collect();
-    table(&COLUMNS, &rows, style)
-        .into_iter()
-        .flat_map(|line| [line, "\n".into()])
-        .collect()
+    grouped(&COLUMNS, &rows, style)
 }
 
 const RUNS: [Column; 6] = [
@@ -211,14 +223,11 @@ mod tests {
             Some(now().unix_ms() - 3_660_000),
             "the last that was successful"
         );
-        let text = view(
-            &[of(8000)],
-            &now(),
-            TableStyle {
-                width: Some(80),
-                color: false,
-            },
-        );
+        let style = TableStyle {
+            width: Some(80),
+            color: false,
+        };
+        let text = groups(&[of(8000)], &now(), style).concat().join("\n");
         assert!(
             text.contains("exit 1")
                 && text.contains("late: every 1h")

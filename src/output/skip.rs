@@ -41,19 +41,19 @@ impl Skip<'_> {
         }
     }
 
-    /// Returns `demo: ana@lap began it 3s ago (fence 17), skew guard 5s: not run`.
+    /// Returns `demo: ana@lap started it 3s ago (fence 17), skew guard 5s: not run`.
     fn denied(&self, denial: &Denial, option: &str) -> String {
         let who = holders::user_at_host(denial.metadata.as_ref())
             .unwrap_or_else(|| "another process".into());
         let (did, more) = match denial.rule {
             Rule::Once(RunState::Ok) => ("ran", ""),
             Rule::Once(RunState::Failed) => ("ran", " and failed"),
-            Rule::Once(RunState::Started) => ("began", " and was not heard of since"),
+            Rule::Once(RunState::Started) => ("started", " and was not heard of since"),
             Rule::Once(RunState::Unknown) => (
                 "ran",
                 " and was stopped before its work was known to be done",
             ),
-            _ => ("began", ""),
+            _ => ("started", ""),
         };
         let when = denial.began.map_or_else(
             || ", when is unknown".into(),
@@ -296,7 +296,7 @@ mod tests {
         let (text, hint) = said(Rule::SkewGuard(Duration::from_secs(5)), "skew guard 5s");
         assert_eq!(
             text,
-            "demo: lap began it 3s ago (fence 17), skew guard 5s: not run"
+            "demo: lap started it 3s ago (fence 17), skew guard 5s: not run"
         );
         assert_eq!(
             hint,

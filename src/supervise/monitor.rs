@@ -102,7 +102,9 @@ fn watch(process: &OwnedFd, renewer: &OwnedFd) -> io::Result<Option<&'static str
     loop {
         match receive(renewer) {
             // The renewer may have failed to acquire the lock, which it reports itself.
-            Received::Closed => return Ok(deadline.map(|_| "the keeper of the lock was killed")),
+            Received::Closed => {
+                return Ok(deadline.map(|_| "the process that renews the lock was killed"));
+            }
             Received::Datagram(message, _) => {
                 match u64::from_le_bytes(message.try_into().unwrap_or_default()) {
                     0 => return Ok(None),
@@ -115,9 +117,7 @@ fn watch(process: &OwnedFd, renewer: &OwnedFd) -> io::Result<Option<&'static str
             Received::Nothing => {}
         }
         if deadline.is_some_and(|deadline| BootClock::read() >= deadline) {
-            return Ok(Some(
-                "the keeper of the lock renewed it no more: was it stopped?",
-            ));
+            return Ok(Some("the process that renews the lock stopped renewing it"));
         }
         arm(&timer, deadline);
         let sources = &mut [

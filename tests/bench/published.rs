@@ -46,8 +46,12 @@ pub fn write(tables: &[Table], version: &str, words: &[&str]) {
     )
     .expect("results.md");
     let find = |start: &str| tables.iter().find(|table| table.title.starts_with(start));
-    if let (Some(processes), Some(handoff)) = (find("A whole process"), find("Hand-off")) {
-        draw(processes, handoff, &root.join("contrib/pictures/speed.svg"));
+    if let (Some(processes), Some(handover)) = (find("A whole process"), find("Hand-over")) {
+        draw(
+            processes,
+            handover,
+            &root.join("contrib/pictures/speed.svg"),
+        );
     }
 }
 
@@ -85,11 +89,11 @@ fn machine() -> String {
 }
 
 /// Draws two bars for each program: the whole process, and the hand-over to a waiter.
-fn draw(processes: &Table, handoff: &Table, path: &Path) {
+fn draw(processes: &Table, handover: &Table, path: &Path) {
     let rows: Vec<_> = DRAWN
         .into_iter()
         .filter_map(|(name, short)| {
-            Some((short, processes.number(name, 1)?, handoff.number(name, 1)?))
+            Some((short, processes.number(name, 1)?, handover.number(name, 1)?))
         })
         .collect();
     let (row, top) = (36, 60);
@@ -132,7 +136,7 @@ fn draw(processes: &Table, handoff: &Table, path: &Path) {
     );
     for (x, name, color) in [
         (left, "whole process around true", blue),
-        (left + 220, "hand-off to a waiter", orange),
+        (left + 220, "hand-over to a waiter", orange),
     ] {
         area.draw(&Rectangle::new([(x, 34), (x + 12, 46)], color.filled()))
             .expect("a key");

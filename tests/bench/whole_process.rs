@@ -1,7 +1,7 @@
 //! Times whole processes, one after the other in turns (A B C B A C …), so that a slow moment of
 //! the machine affects all of them. Prints tables and never fails because of a result.
 //!
-//! `cargo bench --bench whole_process` runs everything. After `--`, `processes`, `handoff`,
+//! `cargo bench --bench whole_process` runs everything. After `--`, `processes`, `handover`,
 //! `drain`, `commands`, `kinds`, `waiters`, `held` or `history` select a part, and names of stores
 //! replace SQLite and Redis; `publish` also writes `results.md` and the picture.
 //! `DLOCK_BENCH=/path/to/dlock` measures that binary instead of a release build;
@@ -23,7 +23,7 @@ mod commands;
 mod drain;
 mod floor;
 mod growth;
-mod handoff;
+mod handover;
 mod kinds;
 mod lockers;
 mod processes;
@@ -37,7 +37,7 @@ type Part = fn(&lockers::Stores) -> Vec<table::Table>;
 
 const PARTS: [(&str, Part); 8] = [
     ("processes", processes::run),
-    ("handoff", handoff::run),
+    ("handover", handover::run),
     ("drain", drain::run),
     ("commands", commands::run),
     ("kinds", kinds::run),

@@ -116,7 +116,8 @@ fn all_known_keys_are_listed_with_their_history() {
         .say("history --since 1h -n 1")
         .say("history nightly --failed");
     lab.say("history --timeline")
-        .say("list --all --watch")
+        .say("list --sort failed")
+        .say("list --all --sort wait")
         .say("list --since soon")
         .say("list --all nothing");
     assert_data_eq!(redacted(&lab.transcript()), file!["snapshots/overview.txt"]);

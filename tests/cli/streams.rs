@@ -54,7 +54,7 @@ fn a_lock_is_released_if_its_token_cannot_be_printed() {
         assert_eq!(output.status.code(), Some(74));
         assert_eq!(
             String::from_utf8(output.stderr).unwrap(),
-            "dlock: stdout can't be written: no space left on device: the lock was given back\n"
+            "dlock: stdout can't be written: no space left on device: the lock was released\n"
         );
         assert!(lab.line("inspect k").contains("FREE"));
     }
@@ -68,7 +68,7 @@ fn a_lock_is_released_if_its_token_cannot_be_printed() {
     assert!(
         String::from_utf8(broken.stderr)
             .unwrap()
-            .ends_with("the lock was given back\n")
+            .ends_with("the lock was released\n")
     );
     assert!(lab.line("inspect k").contains("FREE"));
 

@@ -509,3 +509,31 @@ fn hold_shows_no_token_unless_requested() {
     assert_eq!(terminal.ended().code(), Some(0));
     assert!(lab.line("inspect job").contains("FREE"));
 }
+
+#[test]
+fn all_keys_are_watched_with_the_failed_ones_first() {
+    let lab = Lab::new();
+    for (key, code) in [("backup", 0), ("nightly", 3), ("report", 0)] {
+        lab.run(["run", "-k", key, "--", "sh", "-c", &format!("exit {code}")]);
+    }
+    let mut terminal = Terminal::dlock(&lab, (24, 80), &["list", "--all", "--watch=300ms"]);
+    let first = terminal.await_screen("all keys", |screen| {
+        screen[0].ends_with(": 3 keys, 1 failed, 0 late") && screen[5].starts_with("report")
+    });
+    assert!(
+        first[2].starts_with("KEY")
+            && first[3].starts_with("nightly")
+            && first[3].contains("exit 3"),
+        "{first:#?}"
+    );
+    lab.run(["run", "-k", "nightly", "--skew-guard", "0s", "--", "true"]);
+    let next = terminal.await_screen("no failed key", |screen| {
+        screen[0].ends_with(": 3 keys, 0 failed, 0 late")
+    });
+    assert!(
+        next[3].starts_with("backup") && next[4].starts_with("nightly"),
+        "{next:#?}"
+    );
+    terminal.press(&[3]);
+    assert_eq!(terminal.ended().signal(), Some(2));
+}

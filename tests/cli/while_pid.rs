@@ -119,6 +119,21 @@ fn a_script_holds_a_lock_as_long_as_it_runs() {
     });
 }
 
+/// As flock's `( flock -n 9 || exit; … ) 9> file`.
+#[test]
+fn a_subshell_of_bash_holds_a_lock_as_long_as_it_runs() {
+    let lab = Lab::new();
+    let script = "( me=$BASHPID
+          token=$(\"$D\" acquire job --while-pid $me) || exit 9
+          \"$D\" verify job --token \"$token\" ) || exit 8
+        \"$D\" run -k job -w 5s -- true || exit 7
+        ( token=$(\"$D\" acquire job --while-pid $BASHPID) ) 2>&1 && exit 6; exit 0";
+    let output = run(&lab, "bash", script);
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(told.contains("me=$BASHPID, before the $( )"), "{told}");
+}
+
 #[test]
 fn a_process_that_releases_its_lock_is_not_killed() {
     for name in SHELLS {

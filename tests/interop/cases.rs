@@ -281,6 +281,15 @@ impl<'a> Pair<'a> {
                 Value::Null,
                 "{why}"
             );
+            let breaks = ["break", "--yes", "--reason", "it is dead", &self.key];
+            let refused = self.dlock(&breaks).wait(LIMIT);
+            let told = &refused.stderr;
+            assert!(
+                refused.code() == 64
+                    && (told.contains("frees it, once the program that took it is dead")
+                        || told.contains("it lasts as long as that program's ")),
+                "{told}"
+            );
             return;
         }
         assert_eq!(waiter.code(), 0, "{}", waiter.stderr);

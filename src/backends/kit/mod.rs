@@ -35,6 +35,9 @@ pub struct StoreInfo {
     pub layout: fn() -> String,
     /// The lock libraries that share its locks, by mode.
     pub libraries: &'static [(&'static str, &'static [Library])],
+    /// When the lock of another program ends that has no lease, as a hint; `{name}` is its name in
+    /// the store.
+    pub without_lease: &'static str,
     /// The checks of `doctor`, by deployment.
     pub checks: &'static [(&'static str, &'static [&'static [Check]])],
     /// Checks an address. Opens nothing but files with settings.

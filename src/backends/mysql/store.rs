@@ -71,6 +71,7 @@ pub const STORE: StoreInfo = StoreInfo {
         ("MySQL, MariaDB", &SHEDLOCK),
         ("MySQL, MariaDB, mode=advisory", &sharing::ADVISORY),
     ],
+    without_lease: "it lasts as long as that program's session, which KILL ends",
     checks: &[("MySQL, MariaDB", &[examine::CHECKS])],
     configure: |address| Ok(Arc::new(options(&address)?)),
 };

@@ -61,6 +61,7 @@ pub const STORE: StoreInfo = StoreInfo {
         ("PostgreSQL", &SHEDLOCK),
         ("PostgreSQL, mode=advisory", &sharing::ADVISORY),
     ],
+    without_lease: "it lasts as long as that program's session, which pg_terminate_backend ends",
     checks: &[("PostgreSQL", &[examine::CHECKS])],
     configure: |address| Ok(Arc::new(options(&address)?)),
 };

@@ -109,6 +109,7 @@ pub const STORE: StoreInfo = StoreInfo {
     capabilities: &[("Redis, Sentinel, Cluster", &CAPABILITIES)],
     layout: || state::MAJOR.to_string(),
     libraries: &[("Redis, Sentinel, Cluster", &sharing::LIBRARIES)],
+    without_lease: "redis-cli DEL {name} frees it, once the program that took it is dead",
     checks: &[
         ("Redis", EVERY_SERVER),
         (

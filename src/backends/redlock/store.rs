@@ -43,6 +43,7 @@ pub const STORE: StoreInfo = StoreInfo {
     capabilities: &[("Redlock", &CAPABILITIES)],
     layout: || view::MAJOR.to_string(),
     libraries: &[("Redlock", &OF_STRINGS)],
+    without_lease: "redis-cli DEL {name} on each server frees it, once the program that took it is dead",
     checks: &[
         ("Redlock", redis::store::EVERY_SERVER),
         ("Redlock", &[examine::CHECKS]),

@@ -1,6 +1,6 @@
 //! What SQLite's and the file system's errors mean for a lock.
 
-use std::{io, path::Path};
+use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use crate::lock::{Effect, Error, Kind, plain};
 
@@ -26,6 +26,33 @@ pub(super) fn statement(error: sqlx::Error) -> Error {
             .effect(Effect::Unknown)
             .source(error),
     }
+}
+
+/// The error of opening the database at `path`.
+pub(super) fn opening(error: sqlx::Error, path: &Path) -> Error {
+    let error = statement(error);
+    if error.kind != Kind::Denied {
+        return error;
+    }
+    let message = format!("{}{}", error.message, whose(path));
+    Error { message, ..error }
+}
+
+/// Returns whose the file is, or the directory that hides it, as the end of an error's text.
+fn whose(path: &Path) -> String {
+    let Some((at, found)) = path
+        .ancestors()
+        .find_map(|at| Some((at, fs::metadata(at).ok()?)))
+    else {
+        return String::new();
+    };
+    let what = if at == path {
+        "it".into()
+    } else {
+        at.display().to_string()
+    };
+    let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+    format!(" ({what} belongs to uid {owner}, mode {mode:o})")
 }
 
 /// By SQLite's primary result codes (sqlite.org/rescode.html).
@@ -72,6 +99,7 @@ pub(super) fn not_ours(why: &str) -> Error {
 
 /// The error of opening or creating `path`.
 pub(super) fn files(error: &io::Error, path: &Path) -> Error {
+    let file = path;
     let path = path.display();
     match error.kind() {
         _ if error.raw_os_error() == Some(nix::libc::ELOOP) => {
@@ -93,7 +121,7 @@ pub(super) fn files(error: &io::Error, path: &Path) -> Error {
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Error::new(
             Kind::Denied,
-            format!("{path}: {}", plain(error)),
+            format!("{path}: {}{}", plain(error), whose(file)),
         )
         .hint(
             "dlock needs to read and write the database, the files next to it and their directory",
@@ -103,5 +131,27 @@ pub(super) fn files(error: &io::Error, path: &Path) -> Error {
                 .hint("make room where the database is")
         }
         _ => Error::new(Kind::Unavailable, format!("{path}: {}", plain(error))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_file_has_its_owner_and_mode() {
+        let folder = tempfile::tempdir().unwrap();
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        let (there, missing) = (folder.path().join("l.db"), folder.path().join("none/l.db"));
+        fs::write(&there, "").unwrap();
+        let (owner, mode) = fs::metadata(&there)
+            .map(|found| (found.uid(), found.mode() & 0o7777))
+            .unwrap();
+        let end = format!("belongs to uid {owner}, mode {mode:o})");
+        let text = files(&denied, &there).message;
+        assert!(text.ends_with(&format!("(it {end}")), "{text}");
+        let text = files(&denied, &missing).message;
+        let hides = format!("({} belongs to uid {owner}, ", folder.path().display());
+        assert!(text.contains(&hides), "{text}");
     }
 }

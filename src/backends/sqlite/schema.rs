@@ -143,7 +143,8 @@ fn options(path: &Path) -> Result<SqliteConnectOptions> {
 }
 
 async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection> {
-    options.connect().await.map_err(failure::statement)
+    let connected = options.connect().await;
+    connected.map_err(|error| failure::opening(error, options.get_filename()))
 }
 
 /// The kind of a database.

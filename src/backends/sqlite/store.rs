@@ -24,6 +24,7 @@ pub const STORE: StoreInfo = StoreInfo {
     capabilities: &[("SQLite", &CAPABILITIES)],
     layout: || schema::LAYOUT.to_string(),
     libraries: &[],
+    without_lease: "it lasts as long as that program",
     checks: &[("SQLite", &[examine::CHECKS])],
     configure: |address| Ok(Arc::new(options(&address)?)),
 };

@@ -32,6 +32,7 @@ pub const STORE: StoreInfo = StoreInfo {
     capabilities: &[("Tair", &CAPABILITIES)],
     layout: || value::MAJOR.to_string(),
     libraries: &[("Tair", &OF_STRINGS)],
+    without_lease: "redis-cli DEL {name} frees it, once the program that took it is dead",
     checks: &[("Tair", redis::store::EVERY_SERVER)],
     configure: |address| Ok(Arc::new(options(&address)?)),
 };

@@ -38,6 +38,7 @@ pub const STORE: StoreInfo = StoreInfo {
     capabilities: &[("ZooKeeper", &CAPABILITIES)],
     layout: || LAYOUT.to_owned(),
     libraries: &[("ZooKeeper", &sharing::LIBRARIES)],
+    without_lease: "it lasts as long as that program's session",
     checks: &[("ZooKeeper", &[examine::CHECKS])],
     configure: |address| Ok(Arc::new(options(&address)?)),
 };

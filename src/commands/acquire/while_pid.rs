@@ -16,7 +16,7 @@ use super::{AcquireResult, AcquireSettings, TakenLock, release, take};
 use crate::{
     commands::{
         Context,
-        hold::until::{EndCondition, HoldEnd, check_process, open_process},
+        hold::until::{EndCondition, HoldEnd, NAME_THE_PROCESS, check_process, open_process},
         interrupted,
         take::keep,
     },
@@ -49,8 +49,9 @@ pub fn run(settings: &AcquireSettings, pid: i32, context: &Context) -> Result<u8
         return Err(Error::new(Kind::Usage, what)
             .hint("take the lock as the user of the process, or as root"));
     }
-    let forked = fork_renewer()
-        .map_err(|error| Error::new(Kind::Unavailable, "no keeper can be started").source(error))?;
+    let forked = fork_renewer().map_err(|error| {
+        Error::new(Kind::Unavailable, "no renewer can be started").source(error)
+    })?;
     match forked {
         RenewerFork::Caller(status) => Ok(status),
         RenewerFork::Renewer(caller) => {
@@ -89,7 +90,7 @@ async fn work(
                 format!("--while-pid {pid}: the process ended before the lock was taken"),
             )
             .key(&settings.wanted.key)
-            .hint("name the process that needs the lock: $$ in a script"));
+            .hint(NAME_THE_PROCESS));
         }
         AcquireResult::Stopped(HoldEnd::Signal(signal)) => {
             return Ok(super::stopped(signal, &settings.wanted.key, context));
@@ -102,7 +103,9 @@ async fn work(
     drain(LAST_WORD);
     if let Err(error) = caller.detach(exit::OK) {
         super::undo(&mut holds, context.limits()).await;
-        return Err(Error::new(Kind::Unavailable, "the keeper can't be left behind").source(error));
+        return Err(
+            Error::new(Kind::Unavailable, "the renewer can't be left behind").source(error),
+        );
     }
     keep_on(holds, context.limits(), &until, signals, &monitor).await;
     monitor.dismiss();

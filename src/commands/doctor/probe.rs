@@ -386,10 +386,7 @@ async fn hand_over(
 fn taken(gave: Released, report: &DoctorReport) -> Option<Finding> {
     match gave {
         Released::Free if report.findings.iter().any(|finding| finding.check == TAKEN) => None,
-        Released::Free => Some(Finding::ok(
-            TAKEN,
-            "a lock was taken, renewed and given back",
-        )),
+        Released::Free => Some(Finding::ok(TAKEN, "a lock was taken, renewed and released")),
         Released::StillHeld(_) | Released::NotHeld => {
             let text = "the test lock was lost before its release";
             Some(

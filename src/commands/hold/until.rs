@@ -138,6 +138,9 @@ impl EndCondition {
     }
 }
 
+/// The hint for a process that is not the one meant. `$( )` is a process of its own.
+pub const NAME_THE_PROCESS: &str = "name the process that needs the lock: $$ in a script; in a subshell of bash me=$BASHPID, before the $( )";
+
 /// Refuses processes whose end can't be waited for, or that must not be told to end.
 ///
 /// # Errors
@@ -150,7 +153,7 @@ pub fn check_process(number: i32) -> Result<()> {
     };
     Err(
         Error::new(Kind::Usage, format!("--while-pid {number}: this {what}"))
-            .hint("name the process that needs the lock: $$ in a script"),
+            .hint(NAME_THE_PROCESS),
     )
 }
 

@@ -5,7 +5,7 @@ use std::{cmp::Reverse, time::Duration};
 use super::{
     super::{
         Context,
-        overview::{self, Choice},
+        overview::{self, Choice, KnownKey},
         similar,
     },
     ListSettings, SortBy,
@@ -13,21 +13,72 @@ use super::{
 use crate::{
     lease::{BootClock, ask, ask_long},
     lock::{Backend, LockState, Progress, Result, Rule, Which},
-    output::{LockView, Now},
+    output::{LockView, Now, overview::Summary},
 };
+
+/// What is shown, sorted.
+pub(super) enum Listing {
+    /// Held locks, and free ones that an earlier run keeps from others.
+    Held(Vec<LockView>),
+    /// Every key that the store knows.
+    Known(Vec<Summary>),
+}
 
 /// What a query found.
 pub(super) struct Found {
-    /// The locks to show, sorted.
-    pub locks: Vec<LockView>,
+    /// What is shown.
+    pub listing: Listing,
     /// The number of locks that could not be checked.
     pub unknown: usize,
     /// The text and the hint if the host of the filter holds no lock.
     pub no_such_host: Option<(String, String)>,
 }
 
-/// Reads the locks to show.
-pub(super) async fn read_locks(
+/// Reads what is to be shown.
+pub(super) async fn read(
+    settings: &ListSettings,
+    backend: &mut dyn Backend,
+    context: &Context,
+) -> Result<Found> {
+    if !settings.all {
+        return read_held(settings, backend, context).await;
+    }
+    Ok(Found {
+        listing: Listing::Known(read_known(settings, backend, context).await?),
+        unknown: 0,
+        no_such_host: None,
+    })
+}
+
+/// Reads every key that the store knows.
+async fn read_known(
+    settings: &ListSettings,
+    backend: &mut dyn Backend,
+    context: &Context,
+) -> Result<Vec<Summary>> {
+    let summary = |known: KnownKey, now: &Now| {
+        let skips = known.skips.iter().map(|skips| skips.count).sum();
+        let one = Summary::new(known.key, &known.runs, skips, now);
+        let chosen = one
+            .last
+            .as_ref()
+            .map_or(settings.choice == Choice::default(), |run| {
+                settings.choice.matches_run(run, now)
+            });
+        Some(one).filter(|_| chosen)
+    };
+    let mut keys = overview::each(backend, &settings.start, context, summary).await?;
+    keys.sort_by(|a, b| a.key.cmp(&b.key));
+    match settings.order {
+        SortBy::Failed => keys.sort_by_key(|one| (!one.failed(), !one.late)),
+        SortBy::Since => keys.sort_by_key(|one| Reverse(one.started_ms())),
+        SortBy::Key | SortBy::Expires | SortBy::Wait => {}
+    }
+    Ok(keys)
+}
+
+/// Reads the held locks.
+async fn read_held(
     settings: &ListSettings,
     backend: &mut dyn Backend,
     context: &Context,
@@ -75,7 +126,7 @@ pub(super) async fn read_locks(
         });
     }
     match settings.order {
-        SortBy::Key => locks.sort_by(|a, b| a.state.key.cmp(&b.state.key)),
+        SortBy::Key | SortBy::Failed => locks.sort_by(|a, b| a.state.key.cmp(&b.state.key)),
         SortBy::Since => locks.sort_by_key(|lock| Reverse(held(lock))),
         SortBy::Expires => {
             let ends = |lock: &LockView| {
@@ -91,7 +142,7 @@ pub(super) async fn read_locks(
         SortBy::Wait => locks.sort_by_key(|lock| Reverse(lock.state.waiters.len())),
     }
     Ok(Found {
-        locks,
+        listing: Listing::Held(locks),
         unknown,
         no_such_host,
     })

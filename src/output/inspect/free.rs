@@ -51,7 +51,7 @@ fn once(start: &LastRun, now: &Now) -> String {
         .unwrap_or_default();
     let until = now.moment(start.at_ms.saturating_add(start.window_ms));
     format!(
-        "began {}{who}: {}; counts until {until}",
+        "started {}{who}: {}; counts until {until}",
         now.moment(start.at_ms),
         history::state(start.state)
     )

@@ -34,7 +34,7 @@ struct KnownKeyReport<'a> {
     skips: u64,
     /// How far its runs are usually apart.
     usually_every_ms: Option<u64>,
-    /// It has not begun for twice as long.
+    /// It has not started for twice as long.
     late: bool,
 }
 

@@ -119,7 +119,7 @@ pub struct DeniedReport<'a> {
     user: Option<&'a str>,
     pid: Option<u32>,
     fence: Option<u64>,
-    began: Option<Time>,
+    started: Option<Time>,
     state: Option<StateWord>,
     again_in_ms: Option<u64>,
 }
@@ -134,7 +134,7 @@ impl<'a> DeniedReport<'a> {
             user: metadata.and_then(|m| m.user.as_deref()),
             pid: metadata.and_then(|m| m.pid),
             fence: denial.fence.map(|fence| fence.0),
-            began: denial.began.and_then(|ago| now.utc_before(ago)),
+            started: denial.began.and_then(|ago| now.utc_before(ago)),
             state: match denial.rule {
                 Rule::Once(state) => Some(StateWord(state)),
                 Rule::SkewGuard(_) | Rule::AtLeast(_) => None,
@@ -151,7 +151,7 @@ pub struct CooldownReport<'a> {
     fence: u64,
     host: Option<&'a str>,
     user: Option<&'a str>,
-    began: Option<Time>,
+    started: Option<Time>,
     skew_guard_ms: u64,
     at_least_ms: u64,
 }
@@ -163,7 +163,7 @@ impl<'a> CooldownReport<'a> {
             fence: cooldown.fence.0,
             host: metadata.and_then(|m| m.host.as_deref()),
             user: metadata.and_then(|m| m.user.as_deref()),
-            began: rfc3339_ms(cooldown.at_ms),
+            started: rfc3339_ms(cooldown.at_ms),
             skew_guard_ms: cooldown.guard_ms,
             at_least_ms: cooldown.at_least_ms,
         }
@@ -177,7 +177,7 @@ pub struct LastRunReport<'a> {
     fence: u64,
     host: Option<&'a str>,
     user: Option<&'a str>,
-    began: Option<Time>,
+    started: Option<Time>,
     state: StateWord,
     tries: u32,
     window_ms: u64,
@@ -190,7 +190,7 @@ impl<'a> LastRunReport<'a> {
             fence: start.fence.0,
             host: metadata.and_then(|m| m.host.as_deref()),
             user: metadata.and_then(|m| m.user.as_deref()),
-            began: rfc3339_ms(start.at_ms),
+            started: rfc3339_ms(start.at_ms),
             state: StateWord(start.state),
             tries: start.tries,
             window_ms: start.window_ms,

@@ -19,8 +19,8 @@ pub fn run(stores: &Stores) -> Vec<Table> {
             // hand-over to a waiter.
             gaps[n].push(
                 (0..10)
-                    .find_map(|again| one(stores, lockers[n], &format!("handoff-{round}-{again}")))
-                    .expect("a hand-off"),
+                    .find_map(|again| one(stores, lockers[n], &format!("handover-{round}-{again}")))
+                    .expect("a hand-over"),
             );
         }
     }
@@ -39,7 +39,7 @@ pub fn run(stores: &Stores) -> Vec<Table> {
         })
         .collect();
     vec![Table::new(
-        format!("Hand-off with one waiter, median of {ROUNDS}, in turns"),
+        format!("Hand-over with one waiter, median of {ROUNDS}, in turns"),
         &["", "ms", "95 %", "to flock"],
         rows,
         "",
