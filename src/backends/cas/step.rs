@@ -71,7 +71,7 @@ impl<S: Store> CasBackend<S> {
     }
 
     /// Returns `None` if the lock must be read anew.
-    async fn decide(
+    pub(super) async fn decide(
         &mut self,
         request: &Request,
         snapshot: Snapshot<S::Version>,
@@ -128,6 +128,10 @@ impl<S: Store> CasBackend<S> {
         if matches!(answer, Attempt::Busy(_)) && request.waiting {
             self.note_queued(request);
         }
+        // Of many waiters that are woken at once, one writes first. If all others repeated a mere
+        // sign of life, they would keep the release and the next grant from being written.
+        let dispensable = base != Base::Claim
+            && document.only_hears(&snapshot.document, &request.token, moment.now);
         if granted {
             self.unsure = Some((request.key.clone(), request.token));
         }
@@ -143,7 +147,7 @@ impl<S: Store> CasBackend<S> {
         if granted {
             self.unsure = None;
         }
-        if !written {
+        if !written && !dispensable {
             // A claim is lost only if its time is over: then another client holds the lock, or soon
             // will.
             return Ok((granted && base == Base::Claim).then(transient));

@@ -84,6 +84,11 @@ impl QueueEntry {
         self.mode == Mode::Exclusive && !self.fair
     }
 
+    /// Whether the waiter's next sign of life comes soon enough.
+    pub fn may_skip(&self, now: u64) -> bool {
+        now.saturating_sub(self.seen) < GONE / 2
+    }
+
     fn wake_up(&self) -> WakeUp {
         WakeUp {
             hold: self.hold.clone(),
