@@ -78,7 +78,7 @@ pub(in crate::backends) fn unreachable(error: io::Error) -> Error {
     let plain = |message: &str| Error::new(Kind::Unavailable, message);
     let failure = match error.kind() {
         io::ErrorKind::ConnectionRefused => {
-            plain("nothing listens there").hint("is the server running, and is the port right?")
+            plain("nothing listens there").hint("check that the server is running, and the port")
         }
         io::ErrorKind::NotFound => {
             plain("there is no such socket").hint("is the server running, and is the path right?")
