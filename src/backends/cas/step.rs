@@ -89,17 +89,11 @@ impl<S: Store> CasBackend<S> {
         };
         let mut document = snapshot.document.clone();
         document.expire(moment.now);
-        let answer = if apart && request.waiting {
-            document.acquire(
-                &Request {
-                    waiting: false,
-                    ..request.clone()
-                },
-                &moment,
-            )
-        } else {
-            document.acquire(request, &moment)
+        let asked = Request {
+            waiting: request.waiting && !apart,
+            ..request.clone()
         };
+        let answer = document.acquire(&asked, &moment);
         let granted = matches!(&answer, Ok(Attempt::Granted(grant)) if grant.fence == moment.fence);
         let answer = match answer {
             Ok(_) if granted && base == Base::Nothing => return Ok(None),
@@ -109,29 +103,15 @@ impl<S: Store> CasBackend<S> {
         let mut answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                if base == Base::Claim {
-                    let unchanged = snapshot.document.clone();
-                    // A claim that can't be withdrawn ends by itself.
-                    let _ = self
-                        .write(
-                            &request.key,
-                            snapshot,
-                            unchanged,
-                            (None, true),
-                            Some(request),
-                        )
-                        .await;
-                }
+                self.withdraw_claim(request, snapshot).await;
                 return Err(error);
             }
         };
         if matches!(answer, Attempt::Busy(_)) && request.waiting {
             self.note_queued(request);
         }
-        // Of many waiters that are woken at once, one writes first. If all others repeated a mere
-        // sign of life, they would keep the release and the next grant from being written.
-        let dispensable = base != Base::Claim
-            && document.only_hears(&snapshot.document, &request.token, moment.now);
+        let repeats = base == Base::Claim
+            || !document.only_hears(&snapshot.document, &request.token, moment.now);
         if granted {
             self.unsure = Some((request.key.clone(), request.token));
         }
@@ -147,7 +127,7 @@ impl<S: Store> CasBackend<S> {
         if granted {
             self.unsure = None;
         }
-        if !written && !dispensable {
+        if !written && repeats {
             // A claim is lost only if its time is over: then another client holds the lock, or soon
             // will.
             return Ok((granted && base == Base::Claim).then(transient));
@@ -163,6 +143,17 @@ impl<S: Store> CasBackend<S> {
             self.store.advise(request, busy);
         }
         Ok(Some(answer))
+    }
+
+    /// Withdraws the claim on an empty place, if there is one. One that can't be withdrawn ends by
+    /// itself.
+    async fn withdraw_claim(&mut self, request: &Request, snapshot: Snapshot<S::Version>) {
+        if snapshot.base == Base::Claim {
+            let (key, unchanged) = (&request.key, snapshot.document.clone());
+            let _ = self
+                .write(key, snapshot, unchanged, (None, true), Some(request))
+                .await;
+        }
     }
 
     /// Records the consequence of an answer for waiting.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    super::{Attempt, Busy, Denial, Entry, Fence, Grant, Mode, Request, Result},
+    super::{Attempt, Busy, Denial, Entry, Fence, Grant, Mode, Request, Result, Token},
     Document,
     holder::{HoldEntry, HolderEntry},
     room,
@@ -118,6 +118,21 @@ impl Document {
             notifies: true,
             position,
         })
+    }
+
+    /// Whether only a waiter's sign of life is new since `was`, and can be written another time. Of
+    /// many waiters that are woken at once, one writes first: if all others repeated that, they would
+    /// keep the release and the next grant from being written.
+    pub fn only_hears(&self, was: &Self, token: &Token, now: u64) -> bool {
+        let hold = token.hold_text();
+        let Some(queued) = was.queue.find(&hold).filter(|queued| queued.may_skip(now)) else {
+            return false;
+        };
+        let mut same = self.clone();
+        if let Some(new) = same.queue.find_mut(&hold) {
+            new.seen = queued.seen;
+        }
+        same == *was
     }
 
     /// Grants a hold, after [`AskOutcome::Go`].

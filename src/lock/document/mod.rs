@@ -376,19 +376,6 @@ impl Document {
         self.notified
     }
 
-    /// Whether only a waiter's sign of life is new since `was`, and can be written another time.
-    pub fn only_hears(&self, was: &Self, token: &Token, now: u64) -> bool {
-        let hold = token.hold_text();
-        let Some(queued) = was.queue.find(&hold).filter(|queued| queued.may_skip(now)) else {
-            return false;
-        };
-        let mut same = self.clone();
-        if let Some(new) = same.queue.find_mut(&hold) {
-            new.seen = queued.seen;
-        }
-        same == *was
-    }
-
     /// Returns each holder.
     pub fn holders(&self, now: u64) -> Vec<Holder> {
         self.holders
