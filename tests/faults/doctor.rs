@@ -72,9 +72,15 @@ fn concurrent_and_interrupted_doctors_leave_nothing_behind() {
         let code = one.wait(dlock::LIMIT).code();
         assert!([0, 143].contains(&code), "after {ms} ms: {code}");
     }
+    // Of an acquire without an answer a note stays for a while, so that it takes nothing if it
+    // arrives late.
     must(
         "only the fence counter is left",
         Duration::from_secs(1),
-        || keys(&server) == [COUNTER],
+        || {
+            let mut left = server.keys();
+            left.retain(|(name, ttl)| !(name.contains(":late:") && *ttl > 0));
+            left.len() == 1 && left[0].0 == COUNTER
+        },
     );
 }

@@ -249,7 +249,9 @@ fn fair_waiters_are_served_in_order(store: &dyn Store) {
 fn breaking_a_permit_stops_only_its_holder(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first_on(&store.url(), &["--permits", "2"]);
-    let other = world.start(&["--permits", "2"], "sleep 4");
+    let told = world.path("told");
+    let until_told = format!("until [ -e {} ]; do sleep 0.05; done", shell(&told));
+    let other = world.start(&["--permits", "2"], &until_told);
     must("both hold a permit", LIMIT, || holders(&world) == 2);
     let which = dlock::run(
         &store.url(),
@@ -286,6 +288,7 @@ fn breaking_a_permit_stops_only_its_holder(store: &dyn Store) {
     assert_eq!(first.wait(LIMIT).code(), 76);
     world.assert_gone();
     assert_eq!(holders(&world), 1);
+    std::fs::write(&told, "").unwrap();
     assert_eq!(other.wait(LIMIT).code(), 0);
     world.assert_free();
 }
