@@ -59,32 +59,39 @@ pub fn middle(text: &str, most: usize) -> String {
     format!("{first}…{}", &text[from..])
 }
 
-/// Returns the text as lines of at most `most` columns, broken between words if it can be.
-fn broken(text: &str, most: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
+/// Returns the text as lines of at most `most` columns, broken between words. A longer word has a
+/// line of its own.
+pub fn lines(text: &str, most: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
-        let mut word = word;
-        let at = lines.len() - 1;
-        let room = most.saturating_sub(lines[at].width() + usize::from(!lines[at].is_empty()));
-        if word.width() <= room {
-            if !lines[at].is_empty() {
-                lines[at].push(' ');
+        match lines.last_mut() {
+            Some(line) if line.width() + 1 + word.width() <= most => {
+                line.push(' ');
+                line.push_str(word);
             }
-            lines[at].push_str(word);
-            continue;
+            _ => lines.push(word.to_owned()),
         }
-        while word.width() > most {
-            let first = start(word, most.max(2));
-            lines.push(first.to_owned());
-            word = &word[first.len()..];
-        }
-        lines.push(word.to_owned());
-    }
-    lines.retain(|line| !line.is_empty());
-    if lines.is_empty() {
-        lines.push(String::new());
     }
     lines
+}
+
+/// As [`lines`], but longer words are broken too.
+fn broken(text: &str, most: usize) -> Vec<String> {
+    let mut parts = Vec::new();
+    for line in lines(text, most) {
+        let mut rest = &*line;
+        while rest.width() > most {
+            let part = start(rest, most);
+            if part.is_empty() {
+                // A character that is wider than the column.
+                break;
+            }
+            parts.push(part.to_owned());
+            rest = &rest[part.len()..];
+        }
+        parts.push(rest.to_owned());
+    }
+    parts
 }
 
 /// Returns the text padded to `to` columns.
@@ -368,6 +375,7 @@ mod tests {
 
     #[test]
     fn a_text_that_wraps_is_shown_whole() {
+        assert_eq!(broken("中文 ab", 1), ["中文", "a", "b"]);
         let columns = [
             Column::new("KEY", 3),
             Column::new("END", 3).cut_by(Cut::Wrap(14)),

@@ -107,17 +107,7 @@ fn wrapped(text: &str, indent: usize, style: TableStyle) -> String {
     else {
         return text.into_owned();
     };
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if columns::width(line) + 1 + columns::width(word) <= room => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines.join(&format!("\n{}", " ".repeat(indent)))
+    columns::lines(&text, room).join(&format!("\n{}", " ".repeat(indent)))
 }
 
 impl Output {

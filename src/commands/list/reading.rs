@@ -34,7 +34,7 @@ pub(super) struct Found {
     pub no_such_host: Option<(String, String)>,
 }
 
-/// Reads what is to be shown.
+/// Reads the locks or keys to show.
 pub(super) async fn read(
     settings: &ListSettings,
     backend: &mut dyn Backend,
