@@ -108,7 +108,7 @@ async fn a_refused_password_is_denied_and_never_shown(_: &Lab) {
 }
 
 /// The rights of a user for the locks of the namespace `dlock` and nothing else.
-pub const LEAST: &str = "on >secret -@all +@connection +eval +evalsha +@hash +@sortedset +@list +@string +@keyspace +@pubsub +time \
+pub const LEAST: &str = "on >secret resetchannels -@all +@connection +eval +evalsha +@hash +@sortedset +@list +@string +@keyspace +@pubsub +time \
                      -@dangerous ~dlock:* ~redisson_lock_token:{dlock:* &redisson_lock__channel:{dlock:* &redisson_rwlock:{dlock:*";
 
 fn server_with(user: &'static str) -> support::redis::Redis {
