@@ -1,7 +1,7 @@
 //! The cron examples in README, the man pages and `contrib/`, used unchanged: units, configuration
 //! and the container's command line.
 
-use std::{fs, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
 use rustix::process::Signal;
 
@@ -11,6 +11,7 @@ use crate::{
         self,
         dlock::{self, unique},
         process::{self, Process, Sweep},
+        redis::Redis,
         stores::FIXTURES,
     },
 };
@@ -104,6 +105,71 @@ fn the_documented_configuration_works() {
     assert!(
         support::lines(&folder.path().join("dlock.prom"))
             .contains(&"dlock_run_last_exit_status{key=\"sms-job\"} 3".to_owned())
+    );
+}
+
+/// The printed rights, typed as they are, are those of the user whom README's configuration names,
+/// and each mend that doctor prints afterwards names that user too.
+#[test]
+fn the_printed_rights_are_those_of_the_documented_user() {
+    const NAME: &str = "the_printed_rights_are_those_of_the_documented_user";
+    if !support::have(NAME, &[Redis::PROGRAM]) {
+        return;
+    }
+    let server = Redis::plain();
+    let folder = support::folder();
+    let (config, password) = (
+        folder.path().join("config.toml"),
+        folder.path().join("redis.pass"),
+    );
+    let [readme] = &readme_blocks("toml")[..] else {
+        panic!("README has one configuration")
+    };
+    assert!(readme.contains("redis1:6379") && readme.contains("/etc/dlock/redis.pass"));
+    let text = readme
+        .replace("redis1:6379", &format!("127.0.0.1:{}", server.port))
+        .replace("/etc/dlock/redis.pass", password.to_str().expect("UTF-8"));
+    fs::write(&config, text).expect("the configuration");
+    let say = |words: &[&str]| {
+        let mut command = dlock::command();
+        command.env("DLOCK_CONFIG", &config).args(words);
+        Process::collect(command).wait(LIMIT)
+    };
+    let job = ["run", "--key", "sms-job", "--", "true"];
+    let without = say(&job);
+    let hint = format!(
+        "hint: sudo install -D -m 640 -g GROUP /dev/stdin {}",
+        password.display()
+    );
+    assert!(
+        without.code() == 78 && without.stderr.contains(&hint),
+        "{}",
+        without.stderr
+    );
+    fs::write(&password, "s3cret\n").expect("the password");
+    fs::set_permissions(&password, fs::Permissions::from_mode(0o640)).expect("its mode");
+    assert_eq!(say(&job).code(), 78, "nobody has that name yet");
+    let printed = say(&["doctor", "--print-grants", "run"]).stdout;
+    let line: Vec<&str> = printed.split_whitespace().collect();
+    assert_eq!(line[..3], ["ACL", "SETUSER", "dlock"]);
+    let line: Vec<&str> = line
+        .into_iter()
+        .map(|word| match word {
+            ">CHANGE-ME" => ">s3cret",
+            word => word,
+        })
+        .collect();
+    server.command(&line);
+    let ended = say(&job);
+    assert_eq!((ended.code(), &*ended.stderr), (0, ""));
+    let report = say(&["doctor"]).stdout;
+    let mend = "        fix: ACL SETUSER dlock +info +config|get";
+    assert!(report.lines().any(|line| line == mend), "{report}");
+    server.command(&["ACL", "SETUSER", "dlock", "+info", "+config|get"]);
+    let report = say(&["doctor"]).stdout;
+    assert!(
+        !report.contains("not checked") && !report.contains("SETUSER"),
+        "{report}"
     );
 }
 

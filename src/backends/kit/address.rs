@@ -247,6 +247,11 @@ fn read_file(setting: &Setting) -> Result<Secret> {
         );
         if why == secret_file::OPEN_TO_ALL {
             error.hint(format!("chmod o-rwx {}", path.display()))
+        } else if matches!(path.try_exists(), Ok(false)) {
+            error.hint(format!(
+                "sudo install -D -m 640 -g GROUP /dev/stdin {} writes what is typed; GROUP is the one of the jobs' user",
+                path.display()
+            ))
         } else {
             error
         }

@@ -47,6 +47,11 @@ impl RedisOptions {
         }
     }
 
+    /// Returns the command that gives these ACL rights to the user.
+    pub(in crate::backends) fn allow(&self, rights: &str) -> String {
+        acl_of(self.user.as_deref(), rights)
+    }
+
     /// Returns the same options for the single server at `address`.
     pub(super) fn at(&self, address: &Address) -> Self {
         Self {
@@ -117,6 +122,11 @@ impl RedisOptions {
             RedisServer::Cluster(_) => "redis+cluster:".into(),
         }
     }
+}
+
+/// Returns the command that gives these rights to an ACL user; `None` is the default user.
+pub(super) fn acl_of(user: Option<&str>, rights: &str) -> String {
+    format!("ACL SETUSER {} {rights}", user.unwrap_or("default"))
 }
 
 fn list(addresses: &[Address]) -> String {

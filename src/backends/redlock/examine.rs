@@ -71,14 +71,14 @@ impl Redlock {
 
     fn independence(&self, told: &[(usize, ServerReport)]) -> Vec<Finding> {
         const ID: &str = "independence";
-        if told
+        if let Some((n, _)) = told
             .iter()
-            .any(|(_, server)| server.field("run_id").is_none())
+            .find(|(_, server)| server.field("run_id").is_none())
         {
             let why = "the user may not ask for INFO on every node";
             return vec![
                 Finding::unchecked(ID, "whether the nodes are independent", why)
-                    .fix("ACL SETUSER USER +info"),
+                    .fix(self.options.nodes[*n].allow("+info")),
             ];
         }
         let facts = told.iter().map(|(n, server)| NodeInfo {

@@ -3,7 +3,12 @@
 use redis::Value;
 
 use crate::{
-    backends::redis::{Redis, options::RedisServer, reading::exchange, reply, sentinel},
+    backends::redis::{
+        Redis,
+        options::{RedisServer, acl_of},
+        reading::exchange,
+        reply, sentinel,
+    },
     lock::{Check, Error, Finding, Kind, Result, check},
 };
 
@@ -51,7 +56,7 @@ impl Redis {
                 "the sentinels",
                 "the user may not ask for SENTINEL MASTER",
             )
-            .fix("ACL SETUSER USER +sentinel"));
+            .fix(acl_of(theirs.user.as_deref(), "+sentinel")));
         };
         let all = others + 1;
         let down_after: u64 = of("down-after-milliseconds")
@@ -93,7 +98,7 @@ impl Redis {
                 "cluster_state",
                 "the user may not ask for CLUSTER INFO",
             )
-            .fix("ACL SETUSER USER +cluster|info"));
+            .fix(self.options().allow("+cluster|info")));
         };
         let of = |name| super::server::field(&info, name);
         let (state, size) = (

@@ -106,9 +106,14 @@ impl ServerReport {
         part: ServerRole,
     ) -> Vec<Finding> {
         if let Err(why) = &self.info {
+            let rights = if self.max_clients.is_some() {
+                "+info"
+            } else {
+                "+info +config|get"
+            };
             let unchecked = |check: &Check| {
                 let what = check.about.split([':', ';']).next().unwrap_or(check.about);
-                Finding::unchecked(check.id, what, why).fix("ACL SETUSER USER +info")
+                Finding::unchecked(check.id, what, why).fix(options.allow(rights))
             };
             return SERVER.iter().map(unchecked).collect();
         }
@@ -116,7 +121,7 @@ impl ServerReport {
             self.version(),
             self.eviction(),
             self.memory(),
-            self.persistence(),
+            self.persistence(options),
             self.replication(options, part),
             self.clients(),
         ]
@@ -180,7 +185,7 @@ impl ServerReport {
         }
     }
 
-    fn persistence(&self) -> Finding {
+    fn persistence(&self, options: &RedisOptions) -> Finding {
         const ID: &str = "persistence";
         const ALWAYS: &str =
             "CONFIG SET appendonly yes; CONFIG SET appendfsync always; both in redis.conf too";
@@ -210,7 +215,7 @@ impl ServerReport {
             )
             .fix(ALWAYS),
             (Some("1"), None) => {
-                Finding::unchecked(ID, "appendfsync (appendonly is yes)", &self.no_config).fix("ACL SETUSER USER +config|get")
+                Finding::unchecked(ID, "appendfsync (appendonly is yes)", &self.no_config).fix(options.allow("+config|get"))
             }
             _ => Finding::unchecked(ID, "appendonly", "INFO doesn't tell it"),
         }
@@ -563,7 +568,7 @@ mod tests {
         }
         assert!(
             server("aof_enabled:1 aof_last_write_status:ok")
-                .persistence()
+                .persistence(&options(None))
                 .text
                 .starts_with("not checked: appendfsync")
         );
