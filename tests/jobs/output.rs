@@ -2,6 +2,7 @@
 //! keeps the end of it.
 
 use std::{
+    fs,
     process::Command,
     time::{Duration, Instant},
 };
@@ -237,7 +238,7 @@ fn long_output_is_cut_to_its_tail_without_delay() {
 fn the_configuration_sets_output_per_job_and_flags_win() {
     let site = Site::new();
     let config = site.folder.path().join("config.toml");
-    std::fs::write(
+    fs::write(
         &config,
         format!("[keys.\"{}\"]\noutput = \"on-failure\"\n", site.key),
     )
@@ -266,4 +267,70 @@ fn the_configuration_sets_output_per_job_and_flags_win() {
     assert_eq!(run(&format!("{}-other", site.key), &[]), "said\n");
     let other = dlock::run(&site.store(), &["inspect", &site.key, "-o", "on-failure"]);
     assert_eq!((other.code(), &*other.stdout), (64, ""));
+}
+
+/// Somebody at a terminal sees what the command prints, and what it asks, although the crontab's
+/// settings hide a success. `explain` names the setting and where it comes from.
+#[test]
+fn a_setting_hides_no_output_from_a_terminal() {
+    const NAME: &str = "a_setting_hides_no_output_from_a_terminal";
+    if !support::have(NAME, &["script"]) {
+        return;
+    }
+    let site = Site::new();
+    let (key, free) = (&site.key, format!("{}-free", site.key));
+    let config = site.folder.path().join("config.toml");
+    fs::write(
+        &config,
+        format!("[keys.\"{key}\"]\noutput = \"on-failure\"\n"),
+    )
+    .expect("a file");
+    let said = |on_terminal: bool, variable: &str, line: &str| {
+        let line = format!("{} {line}", dlock::binary().display());
+        let mut command = process::command(if on_terminal { "script" } else { "sh" });
+        if on_terminal {
+            command.args(["-qec", &line, "/dev/null"]);
+        } else {
+            command.args(["-c", &line]);
+        }
+        command
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("HOME", "/nonexistent")
+            .env("TERM", "xterm")
+            .env("DLOCK_BACKEND", site.store())
+            .env("DLOCK_CONFIG", &config)
+            .env("DLOCK_OUTPUT", variable);
+        let ended = Process::collect(command).wait(LIMIT);
+        assert_eq!((ended.code(), &*ended.stderr), (0, ""), "{line}");
+        ended.stdout.replace("\r\n", "\n")
+    };
+    let ask = "sh -c 'echo question?; test -t 1 && echo a terminal; true'";
+    for (key, variable) in [(key, ""), (&free, "on-failure")] {
+        let run = format!("run -k {key} -- {ask}");
+        assert_eq!(said(true, variable, &run), "question?\na terminal\n");
+        assert_eq!(said(false, variable, &run), "");
+        // A flag is meant for this very run.
+        let run = format!("run -k {key} -o on-failure -- {ask}");
+        assert_eq!(said(true, variable, &run), "");
+    }
+    let from_file = format!("{}:2", config.display());
+    for (key, variable, options, from) in [
+        (key, "", "", from_file.as_str()),
+        (&free, "on-failure", "", "DLOCK_OUTPUT"),
+        (&free, "", "--output on-failure", "--output"),
+    ] {
+        let explained = said(
+            false,
+            variable,
+            &format!("explain -k {key} {options} -- true"),
+        );
+        let row = ["output", "on-failure", from];
+        assert!(
+            explained
+                .lines()
+                .any(|line| line.split_whitespace().eq(row)),
+            "{explained}"
+        );
+    }
 }
