@@ -102,11 +102,10 @@ fn from_url(
     let Some((info, scheme)) = known else {
         return Err(wrong("it has no scheme").hint(example));
     };
-    let names = spec::url_parameters();
     for (name, value) in &url.query {
-        if !names.contains(&name.as_str()) {
+        if !spec::is_url_parameter(name) {
             return Err(wrong(&format!("there is no parameter {:?}", short(name)))
-                .hint(suggest::or_all(name, &names)));
+                .hint(suggest::or_all(name, &spec::url_parameters())));
         }
         if layers.table.is_some_and(|table| table.get(name).is_some()) {
             return Err(wrong(&format!(
@@ -203,9 +202,10 @@ fn is_used(info: &StoreInfo, scheme: Option<&Scheme>, name: &str) -> bool {
 
 /// Refuses parameters that this kind of backend does not use.
 fn check_parameters(info: &StoreInfo, scheme: Option<&Scheme>, layers: &Layers<'_>) -> Result<()> {
-    for parameter in spec::parameters().filter(|one| !is_used(info, scheme, one.name)) {
-        if let Some(setting) = given(layers, parameter) {
-            return Err(setting.refuse(format!("this backend has no {}", parameter.name)));
+    let given = spec::parameters().filter_map(|one| Some((one.name, given(layers, one)?)));
+    for (name, setting) in given {
+        if !is_used(info, scheme, name) {
+            return Err(setting.refuse(format!("this backend has no {name}")));
         }
     }
     Ok(())

@@ -73,9 +73,24 @@ pub fn warn_of_unknown(env: &Env, out: &Output) {
 }
 
 fn unknown(env: &Env) -> Vec<(String, String)> {
-    let known: Vec<String> = spec::SETTINGS
-        .iter()
-        .filter(|spec| spec.from_env)
+    let settings = || spec::SETTINGS.iter().filter(|spec| spec.from_env);
+    let is_setting = |typed: &str| {
+        let typed = typed.bytes();
+        settings().any(|spec| {
+            typed
+                .clone()
+                .eq(spec.name.bytes().map(|b| b.to_ascii_uppercase()))
+        })
+    };
+    let typed = env.names().filter_map(|name| name.strip_prefix("DLOCK_"));
+    let mut typed = typed
+        .filter(|name| !OWN.contains(name) && !is_setting(name))
+        .peekable();
+    // Most environments have none.
+    if typed.peek().is_none() {
+        return Vec::new();
+    }
+    let known: Vec<String> = settings()
         .map(|spec| spec.name.to_ascii_uppercase())
         .collect();
     let known: Vec<&str> = known.iter().map(String::as_str).chain(OWN).collect();
@@ -83,8 +98,6 @@ fn unknown(env: &Env) -> Vec<(String, String)> {
         let nearest = suggest::nearest(name, &known)?;
         (strsim::osa_distance(name, nearest) == 1 || nearest.len() > 5).then_some(nearest)
     };
-    let typed = env.names().filter_map(|name| name.strip_prefix("DLOCK_"));
-    let typed = typed.filter(|name| !known.contains(name));
     typed
         .filter_map(|name| {
             Some((

@@ -30,7 +30,9 @@ pub struct Spec {
 impl Spec {
     /// Returns the name of the environment variable.
     pub fn variable(&self) -> String {
-        format!("DLOCK_{}", self.name.to_ascii_uppercase())
+        let mut variable = ["DLOCK_", self.name].concat();
+        variable.make_ascii_uppercase();
+        variable
     }
 }
 
@@ -306,17 +308,25 @@ pub fn backend_keys() -> Vec<&'static str> {
     keys
 }
 
+/// Whether this parameter is allowed in a URL's query.
+pub fn is_url_parameter(name: &str) -> bool {
+    in_urls().any(|known| known == name)
+}
+
 /// Returns the parameters that are allowed in a URL's query: those of the stores, and the settings
 /// that concern every store.
 pub fn url_parameters() -> Vec<&'static str> {
-    let names = parameters().filter(|parameter| parameter.place != Place::Table);
-    let names = names.map(|parameter| parameter.name);
-    let mut names: Vec<&str> = names
-        .chain(["backend_timeout", "namespace", "ttl"])
-        .collect();
+    let mut names: Vec<&str> = in_urls().collect();
     names.sort_unstable();
     names.dedup();
     names
+}
+
+fn in_urls() -> impl Iterator<Item = &'static str> {
+    parameters()
+        .filter(|parameter| parameter.place != Place::Table)
+        .map(|parameter| parameter.name)
+        .chain(["backend_timeout", "namespace", "ttl"])
 }
 
 /// Returns the parameters of all stores; several have one of the same name.

@@ -63,6 +63,8 @@ const REDIRECTIONS: usize = 5;
 /// It has at most one connection to each server, opened by the first call that needs it. A call
 /// that is dropped or fails closes its connection, and the next call opens another.
 pub struct Redis {
+    /// Asked for at each step of a run.
+    identity: Identity,
     servers: Servers,
     /// The tokens that this process may have put into a queue. Added before asking, since an
     /// unanswered request may have been served.
@@ -76,7 +78,9 @@ pub struct Redis {
 impl Redis {
     /// Creates a backend for `options`. Without I/O.
     pub fn new(options: RedisOptions) -> Self {
+        let (url, place) = (options.redacted_url(), options.identity());
         Self {
+            identity: Identity::new(&CAPABILITIES, url, &[&place, options.namespace.as_str()]),
             servers: Servers::new(options),
             queued: Vec::new(),
             waiting: None,
@@ -367,9 +371,7 @@ impl Redis {
 #[async_trait(?Send)]
 impl Backend for Redis {
     fn identity(&self) -> Identity {
-        let options = self.options();
-        let (url, place) = (options.redacted_url(), options.identity());
-        Identity::new(&CAPABILITIES, url, &[&place, options.namespace.as_str()])
+        self.identity.clone()
     }
 
     async fn connect(&mut self, request: &Request) -> Result<()> {

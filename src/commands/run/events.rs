@@ -103,12 +103,13 @@ impl<'a> Events<'a> {
 
     /// Reports that dlock holds the lock and is about to start the command.
     pub(super) fn acquired(&self, fence: Option<Fence>, started: Timestamp, waited: Duration) {
-        let running = self.progress.running(fence, started);
         if self.waits_for.borrow().is_some() {
             let line = self.progress.acquired(fence, waited);
+            let running = self.progress.running(fence, started);
             Syslog::default().progress(self.settings.log, self.out, &line, &running);
         }
         if let Some(teller) = &*self.teller.borrow() {
+            let running = self.progress.running(fence, started);
             let fence = fence.map_or_else(String::new, |fence| format!(", fence {fence}"));
             teller.tell(News {
                 file: running,
