@@ -34,6 +34,11 @@ const ENDS: &str = "(least(clock_timestamp(), CASE WHEN left(s.server, 8) = left
 /// programs out.
 const FREE: &str = "(l.lock_until <= timezone('utc', clock_timestamp()) OR coalesce(l.owner = l.locked_by, false) AND l.document IS NULL)";
 
+/// The end of the lease of the row `l` in us. A row that was written by hand may have no end, which
+/// no number stands for, or one long ago.
+const UNTIL: &str =
+    "(greatest(least(extract(epoch FROM l.lock_until), 253402300799), 0) * 1000000)::bigint";
+
 /// Whether there are plain waiters for the row `l`.
 const WAITED: &str = "{unlined} AND EXISTS (SELECT FROM {waiters} AS w WHERE w.name = l.name AND w.seen > clock_timestamp() - interval '15 seconds')";
 
@@ -78,6 +83,7 @@ impl Tables {
         .replace("{server}", SERVER)
         .replace("{free}", FREE)
         .replace("{columns}", include_str!("sql/columns.sql").trim_end())
+        .replace("{until}", UNTIL)
         .replace("{waited}", WAITED)
         .replace("{unlined}", WITHOUT_QUEUE)
         .replace("{layout}", &LAYOUT.to_string())

@@ -28,6 +28,7 @@ pub fn all() -> Vec<Case> {
         an_uncontended_acquire_is_one_round_trip_on_postgres,
         an_undone_acquire_is_not_granted_later,
         odd_metadata_comes_back_unchanged,
+        a_foreign_row_without_an_end_is_read,
     ];
     all.extend(
         cases![|kind| kind.is_postgres() && kind.held_by_session() =>
@@ -58,6 +59,32 @@ async fn a_row_locked_by_another_session_gives_no_answer(lab: &Lab) {
     drop(blocker);
     a.renewed(&held, None).await;
     a.free(&held).await;
+}
+
+/// A row that somebody wrote by hand, to keep a job from running, hides no other lock.
+async fn a_foreign_row_without_an_end_is_read(lab: &Lab) {
+    let mut a = lab.client().await;
+    for (until, held) in [("infinity", true), ("-infinity", false)] {
+        let job = key("job");
+        lab.postgres().sql(&format!(
+            "INSERT INTO dlock (name, lock_until, locked_at, locked_by) \
+             VALUES ('dlock:job', '{until}', timezone('utc', now()), 'web7') \
+             ON CONFLICT (name) DO UPDATE SET lock_until = excluded.lock_until"
+        ));
+        let other = a.hold(&key("other")).await;
+        assert_eq!(a.inspect(&job).await.holders.len(), usize::from(held));
+        assert_eq!(a.keys("").await.len(), 1 + usize::from(held));
+        let ours = waiting(&job, LONG);
+        if held {
+            a.refused(&ours).await;
+            a.wait(&ours, Duration::from_millis(50)).await;
+            a.leave_queue(&ours).await;
+        } else {
+            a.take(&ours).await;
+            a.free(&ours).await;
+        }
+        a.free(&other).await;
+    }
 }
 
 async fn a_read_only_server_is_a_configuration_error(lab: &Lab) {

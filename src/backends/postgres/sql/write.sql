@@ -12,7 +12,7 @@ WITH written AS (
              timezone('utc', clock_timestamp())),
            revision = l.revision + 1{changed}$14
      WHERE l.name = $1 AND l.locked_by = $2 AND l.revision = $3
-       AND (extract(epoch FROM l.lock_until) * 1000000)::bigint = $4
+       AND {until} = $4
        AND coalesce(timezone('utc', clock_timestamp())
          < timestamp 'epoch' + $5 * interval '1 microsecond', true)
     RETURNING 1
