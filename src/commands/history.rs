@@ -1,5 +1,7 @@
 //! `dlock history`: the holders of a lock, when they held it, and how each hold ended.
 
+use std::{cell::RefCell, collections::BTreeSet};
+
 use super::{
     Context, KeyArg,
     overview::{self, Choice, ChoiceArgs, KnownKey},
@@ -91,6 +93,7 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let now = Now::read();
     let (mut runs, record) = (history::runs(&state, past.past, &now), past.record);
+    let hosts: BTreeSet<String> = runs.iter().filter_map(host_of).collect();
     runs.retain(|run| settings.choice.matches_run(run, &now));
     let written = if out.is_json() {
         let shown = &runs[..runs.len().min(last.unwrap_or(usize::MAX))];
@@ -124,8 +127,14 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     }
     if similar::is_blank(&state) && runs.is_empty() && past.skips.is_empty() {
         similar::tell_of_unknown(key, &mut *backend, context).await;
+    } else if let Some(host) = &settings.choice.host {
+        similar::tell_of_unknown_host(host, &hosts, out);
     }
     Ok(out.finish(written, exit::OK))
+}
+
+fn host_of(run: &RunOf) -> Option<String> {
+    run.metadata.as_ref()?.host.clone()
 }
 
 /// Shows the runs of all keys.
@@ -135,7 +144,11 @@ async fn all(
     backend: &mut dyn Backend,
     context: &Context,
 ) -> Result<u8> {
+    let hosts = RefCell::new(BTreeSet::new());
     let chosen = |KnownKey { key, runs, .. }: KnownKey, now: &Now| {
+        if choice.host.is_some() {
+            hosts.borrow_mut().extend(runs.iter().filter_map(host_of));
+        }
         let chosen = runs.into_iter().filter(|run| choice.matches_run(run, now));
         Some(chosen.map(|run| (key.clone(), run)).collect::<Vec<_>>())
     };
@@ -163,5 +176,8 @@ async fn all(
             out.table_style(),
         ))
     };
+    if let Some(host) = &choice.host {
+        similar::tell_of_unknown_host(host, &hosts.borrow(), out);
+    }
     Ok(out.finish(written, exit::OK))
 }

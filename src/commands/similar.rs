@@ -6,7 +6,7 @@ use super::Context;
 use crate::{
     lease::{BootClock, Clock as _, bounded},
     lock::{Backend, Key, LockState, Progress, Which, printable},
-    output::shell,
+    output::{Output, shell},
     settings::suggest,
 };
 
@@ -84,17 +84,38 @@ pub fn no_hold_of(host: &str, states: &[LockState]) -> (String, String) {
         .flat_map(|state| &state.holders)
         .filter_map(|holder| holder.metadata.as_ref()?.host.as_deref())
         .collect();
-    let mut named: Vec<&str> = hosts.iter().copied().take(NAMED).collect();
-    if hosts.len() > NAMED {
-        named.push("…");
-    }
-    let hint = if named.is_empty() {
+    let hint = if hosts.is_empty() {
         "no host holds a lock".to_owned()
     } else {
-        format!("hosts with locks: {}", named.join(", "))
+        format!("hosts with locks: {}", named(hosts.iter().copied()))
     };
     let host = printable(host);
     (format!("{host} holds no lock"), hint)
+}
+
+/// Reports that no run of the host is remembered, if so, with the hosts of those that are. Its name
+/// may be mistyped.
+pub fn tell_of_unknown_host(host: &str, hosts: &BTreeSet<String>, out: &Output) {
+    if out.is_json() || hosts.contains(host) || hosts.is_empty() {
+        return;
+    }
+    out.notice_with_hint(
+        &format!("{}: no run of this host is remembered", printable(host)),
+        &format!(
+            "hosts with runs: {}",
+            named(hosts.iter().map(String::as_str))
+        ),
+    );
+}
+
+/// Returns the first of these names in a line.
+fn named<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let mut names = names.peekable();
+    let mut named: Vec<&str> = names.by_ref().take(NAMED).collect();
+    if names.peek().is_some() {
+        named.push("…");
+    }
+    named.join(", ")
 }
 
 #[cfg(test)]

@@ -444,6 +444,17 @@ fn a_mistyped_key_or_host_is_told() {
         text,
         "dlock: web9 holds no lock\nhint: hosts with locks: web1\n"
     );
+    for history in ["history", "history nightly-report"] {
+        let text = said(&format!("{history} --host web9"), 0);
+        assert_eq!(
+            text,
+            "dlock: web9: no run of this host is remembered\nhint: hosts with runs: web1\n"
+        );
+        // This host has runs, only none that failed.
+        for other in ["--host web1", "--host web1 --failed", "--host web9 --json"] {
+            assert_eq!(said(&format!("{history} {other}"), 0), "", "{other}");
+        }
+    }
     let object = lab.run("break --host web9 --yes --reason x --json".split(' '));
     let object: Value = serde_json::from_slice(&object.stdout).unwrap();
     assert_eq!(
