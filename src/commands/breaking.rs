@@ -134,8 +134,10 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     let Some(seen) = choose(&settings, &state.holders)? else {
         return Ok(out.not_broken(&settings.key, &store, gone(&settings, &state.holders)));
     };
+    // On etcd each key has a fence, also another program's.
     let number = seen
         .fence
+        .filter(|_| !seen.foreign)
         .ok_or_else(|| unrecorded(seen, &state, context).key(&settings.key))?;
     // The operator must know that no process can answer.
     if !settings.now && !listens(seen) {
