@@ -4,7 +4,10 @@ use std::{sync::Arc, thread::JoinHandle, time::Duration};
 
 use dlock::backends::{mysql, postgres, sql::SqlOptions};
 
-use crate::lab::{Client, Lab};
+use crate::{
+    lab::{Client, Lab},
+    support,
+};
 
 impl Lab {
     /// Returns the value for the case's server.
@@ -14,6 +17,16 @@ impl Lab {
         } else {
             mariadb
         }
+    }
+
+    /// Returns what is in each statement that writes a lock's row back, and in no other.
+    pub fn writes(&self) -> &'static str {
+        self.either("WITH written AS", "SET @dlock_written")
+    }
+
+    /// Returns the number of the session that has the lock of this row, as SQL.
+    pub fn holder(&self) -> &'static str {
+        self.either(support::postgres::HOLDER, support::mariadb::HOLDER)
     }
 
     /// Returns the server's answer to statements in the case's database; NULL as text.

@@ -65,6 +65,10 @@ fn mysql() -> PathBuf {
     super::unpacked("mysql")
 }
 
+/// The number of the session that has a lock, in the lock's row.
+pub const HOLDER: &str =
+    r#"SUBSTRING_INDEX(SUBSTRING_INDEX(SUBSTRING_INDEX(document, '"i":"', -1), '"', 1), '#', -1)"#;
+
 /// The options of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Options {

@@ -19,6 +19,9 @@ use tokio_postgres::{NoTls, SimpleQueryMessage};
 
 use super::{ports, process, procfs, tls::Certificates};
 
+/// The number of the session that has a lock, in the lock's row.
+pub const HOLDER: &str = "substring(document from '\"i\":\"[^\"]*#([0-9]+)\"')";
+
 /// The options of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Options {

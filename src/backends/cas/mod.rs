@@ -240,7 +240,7 @@ impl<V> Snapshot<V> {
 
 /// The backend of a store.
 pub struct CasBackend<S> {
-    pub(super) store: S,
+    pub(in crate::backends) store: S,
     /// Waiters of this client that may be in a queue. Added before asking, since an unanswered
     /// request may have been served.
     queued: Vec<(Key, Token)>,

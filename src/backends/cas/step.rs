@@ -208,7 +208,7 @@ impl<S: Store> CasBackend<S> {
 
     /// Runs one step on the document of a lock. `decide` gets the time in ms, and the same rounded
     /// up.
-    pub(super) async fn step<T>(
+    pub(in crate::backends) async fn step<T>(
         &mut self,
         key: &Key,
         purpose: ReadFor<'_>,
@@ -315,7 +315,8 @@ impl<S: Store> CasBackend<S> {
             .any(|(key, token)| *key == request.key && *token == request.token)
     }
 
-    fn note_queued(&mut self, request: &Request) {
+    /// Notes that a request may be in the queue.
+    pub(in crate::backends) fn note_queued(&mut self, request: &Request) {
         if !self.is_queued(request) {
             self.queued.push((request.key.clone(), request.token));
         }

@@ -14,11 +14,16 @@ use crate::{
 pub(super) const IN_CLUSTER: &str = "/*M! @@global.wsrep_on AND @@wsrep_provider NOT IN ('none', '') */ \
     /*!50700 (SELECT variable_value = 'ON' FROM performance_schema.global_variables WHERE variable_name = 'wsrep_on') */";
 
+/// The server's start, in seconds, as SQL. Both parts use the statement's start, so that a clock
+/// step does not change the result.
+pub(super) const START: &str = "(CAST(UNIX_TIMESTAMP() AS SIGNED) - (SELECT CAST(variable_value AS SIGNED) FROM \
+    /*M! information_schema.session_status */ /*!50700 performance_schema.session_status */ WHERE variable_name = 'Uptime'))";
+
 /// Returns the statement that each session runs once. A server that was built without clusters
 /// knows none of their variables.
 pub(super) fn question(in_cluster: &str) -> String {
     "SELECT CONNECTION_ID(), VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, \
-     @@global.log_bin AND @@global.sync_binlog <> 1, UNIX_TIMESTAMP(), CONCAT_WS('/', @@hostname, @@port, @@server_id), "
+     @@global.log_bin AND @@global.sync_binlog <> 1, UNIX_TIMESTAMP(), @dlock_start, CONCAT_WS('/', @@hostname, @@port, @@server_id), "
         .to_owned()
         + in_cluster
 }
@@ -80,6 +85,8 @@ pub struct ServerCheck {
     pub session: i64,
     /// The time of the check, in seconds since 1970 by the server's clock.
     pub since: i64,
+    /// The server's start, in seconds since 1970 by its clock, if it was asked for.
+    pub started: Option<i64>,
     /// The host, port and number of the server.
     pub identity: String,
     /// Name and version, if it is too old.
@@ -115,6 +122,7 @@ impl ServerCheck {
             durable: fields.int()? == 1,
             binlog_lags: fields.int_or_null()?.is_some_and(|lags| lags != 0),
             since: fields.int()?,
+            started: fields.int_or_null()?,
             identity: fields.text()?,
             galera: fields.int_or_null()?.is_some_and(|on| on != 0),
         })

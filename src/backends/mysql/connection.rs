@@ -14,16 +14,15 @@ use sqlx::{
 };
 
 use super::{
-    checks::{self, ServerCheck},
+    checks::{self, START, ServerCheck},
     failure::{self, ServerError},
-    life::START,
     options::MysqlOptions,
     relay::MysqlRelay,
 };
 use crate::{
     backends::{
         net::{self, longest::AnswerSize, socket},
-        sql::{Row, Session, SqlMode, SqlOptions},
+        sql::{Fields, Row, Server, Session, SqlMode, SqlOptions},
     },
     lock::{Effect, Progress, Result},
 };
@@ -144,6 +143,15 @@ impl Connection {
             .ok_or_else(failure::unreadable);
         connection.server = row.and_then(ServerCheck::read).map_err(harmless)?;
         Ok(connection)
+    }
+
+    /// Returns the server by its start, in seconds.
+    pub(super) fn server_since(&self, started: i64) -> Server {
+        Server {
+            identity: self.server.identity.clone(),
+            // Seconds are rounded down.
+            started_us: started.saturating_add(1).saturating_mul(1_000_000),
+        }
     }
 
     /// Ends a session that the server named over this very connection. Returns the server's
@@ -319,6 +327,15 @@ impl Drop for Connection {
             let _ = rustix::io::write(&self.socket, &COM_QUIT);
         }
     }
+}
+
+/// Returns the first row of an answer.
+pub(super) fn first_row(answers: &[Answer], nth: usize) -> Result<Fields<'_>> {
+    answers
+        .get(nth)
+        .and_then(|answer| answer.rows.first())
+        .map(Fields::of)
+        .ok_or_else(failure::unreadable)
 }
 
 fn values(row: &MySqlRow) -> Option<Row> {

@@ -5,11 +5,10 @@ use std::time::Duration;
 use super::{
     CAPABILITIES, Mysql, PORT,
     checks::ServerVersion,
-    connection::{Answers, Connection},
+    connection::{Answers, Connection, first_row},
     names::Tables,
     options::MysqlOptions,
     schema,
-    session_lock::first_row,
 };
 use crate::{
     backends::{
@@ -88,9 +87,9 @@ impl SqlDatabase for Mysql {
     async fn init(
         session: &mut Connection,
         tables: &Tables,
-        mode: SqlMode,
+        _: SqlMode,
     ) -> Result<(Init, Vec<Notice>)> {
-        Ok((schema::create(session, tables, mode).await?, Vec::new()))
+        Ok((schema::create(session, tables).await?, Vec::new()))
     }
 
     async fn collect(

@@ -3,8 +3,8 @@
 use sqlx::mysql::MySqlDatabaseError;
 
 use crate::{
-    backends::{kit::one_line, net, sql::LAYOUT_REFUSED},
-    lock::{Effect, Error, Kind, Origin, Result},
+    backends::{kit::one_line, net},
+    lock::{Effect, Error, Kind, Origin},
 };
 
 /// An error that the server answered with.
@@ -186,21 +186,6 @@ pub(super) const DEADLOCK: u16 = 1213;
 
 /// As [`DEADLOCK`], of sessions that wait for each other's `GET_LOCK`, on MySQL.
 pub(super) const GATE_DEADLOCK: u16 = 3058;
-
-/// Refuses data of a newer dlock.
-pub(super) fn check_layout(layout: i64) -> Result<()> {
-    if layout < i64::from(LAYOUT_REFUSED) {
-        return Ok(());
-    }
-    let (major, minor) = (layout / 100, layout % 100);
-    Err(Error::new(
-        Kind::Layout,
-        format!(
-            "the lock was taken by a newer dlock, whose layout {major}.{minor} this one can't read"
-        ),
-    )
-    .hint("update dlock on this machine"))
-}
 
 #[cfg(test)]
 mod tests {

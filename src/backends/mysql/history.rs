@@ -1,14 +1,9 @@
 //! The lock history in the tables.
 
-use super::{
-    connection::{Answer, Connection},
-    failure,
-    names::Tables,
-    statement::Value,
-};
+use super::{connection::Connection, failure, names::Tables, statement::Value};
 use crate::{
     backends::sql::{Fields, fence_int, json},
-    lock::{Fence, HistoryEntry, Note, Result, SKIPPING_HOSTS, SkipCount},
+    lock::{HistoryEntry, Note, Result, SKIPPING_HOSTS, SkipCount},
 };
 
 /// Returns the statements that add history entries for the holds that the previous statement ended.
@@ -139,19 +134,4 @@ pub(super) async fn note(
         }
     }
     Ok(())
-}
-
-/// Returns the SQL that claims a warning.
-pub(super) fn claim(tables: &Tables, name: &str, fence: Fence, level: u32) -> String {
-    let values = [
-        ("name", Value::Bytes(name)),
-        ("fence", Value::Int(fence_int(fence))),
-        ("level", Value::Int(level.into())),
-    ];
-    tables.fill(include_str!("sql/warn.sql"), &values)
-}
-
-/// Whether [`claim`] claimed the warning.
-pub(super) fn is_claimed(answers: &[Answer]) -> bool {
-    answers.first().is_some_and(|answer| answer.matched > 0)
 }

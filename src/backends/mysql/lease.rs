@@ -81,11 +81,10 @@ impl MysqlLeaseStore {
     ) -> Result<T> {
         let mut session = self.client.take().await?;
         let locks = !self.locks_fail && session.server.has_advisory_locks();
+        let noted = std::mem::take(&mut self.noted);
         let mut table = MysqlLockTable {
-            session: &mut session,
-            tables: &self.client.tables,
             locks,
-            noted: std::mem::take(&mut self.noted),
+            ..MysqlLockTable::over(&mut session, &self.client.tables, noted)
         };
         self.unanswered = Some(table.session.id());
         let answer = question(&mut table).await;

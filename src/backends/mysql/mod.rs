@@ -31,7 +31,6 @@ mod failure;
 mod grants;
 mod history;
 mod lease;
-mod life;
 mod my_cnf;
 mod names;
 mod options;
@@ -39,16 +38,15 @@ mod readers;
 mod reading;
 mod relay;
 mod schema;
-mod session_break;
 mod session_holders;
 mod session_lock;
-mod session_look;
 mod sessions;
 pub mod sharing;
 mod starts;
 mod statement;
 pub(super) mod store;
 mod table;
+mod writing;
 
 use self::sessions::Sessions;
 pub use self::{

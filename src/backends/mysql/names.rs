@@ -8,7 +8,7 @@ use super::{
     statement::{Value, fill, literal, substitute},
 };
 use crate::{
-    backends::sql::{self, LAST_FENCE, LAYOUT, SHARED_BY},
+    backends::sql::{self, LAST_FENCE, LAYOUT, SHARED_BY, SqlMode},
     lock::{Key, fingerprint},
 };
 
@@ -18,18 +18,16 @@ pub struct Tables {
     /// The database and the table in it, in lower case, since some servers ignore the case.
     home: String,
     table: String,
+    mode: SqlMode,
 }
 
 /// The tables next to the lock table: their names in statements, and the ends of their names in the
 /// database.
-pub(super) const SIDE_TABLES: [(&str, &str); 7] = [
+pub(super) const SIDE_TABLES: [(&str, &str); 4] = [
     ("waiters", "_waiters"),
     ("rows", "_rows"),
-    ("sessions", "_sessions"),
-    ("readers", "_readers"),
     ("runs", "_runs"),
     ("skips", "_skips"),
-    ("marks", "_marks"),
 ];
 
 impl Tables {
@@ -37,7 +35,13 @@ impl Tables {
         Self {
             home: home(options),
             table: options.table.clone(),
+            mode: options.mode,
         }
+    }
+
+    /// The mode of this client.
+    pub(super) const fn mode(&self) -> SqlMode {
+        self.mode
     }
 
     /// Returns the table's name as configured.
@@ -54,6 +58,7 @@ impl Tables {
             ("layout", Value::Int(LAYOUT.into())),
             ("shared", Value::Text(SHARED_BY)),
             ("last", Value::Int(LAST_FENCE)),
+            ("mode", Value::text_or_null(self.mode.column())),
         ];
         sides.into_iter().chain(rest).collect()
     }

@@ -1,19 +1,12 @@
-//! Sessions that share a row in `mode=row`.
+//! Sessions that have a row in `mode=row`.
 //!
-//! The server does not list the sessions that share a row lock. Each of them has a presence lock
-//! next to the row, a `GET_LOCK` that ends with its session: a reader's record counts while its
-//! session has the presence lock. Only the row lock decides who reads or writes.
+//! The server does not list the sessions that have a row lock. Each of them has a presence lock next
+//! to the row, a `GET_LOCK` that ends with its session: a reader's hold counts, and a late grant of
+//! any hold is written, while its session has the presence lock. Only the row lock decides who reads
+//! or writes.
 
 use super::{names::Tables, statement::Value};
 use crate::lock::fingerprint;
-
-/// Returns the condition that the reader with the record `r` still has its lock, as SQL.
-pub(super) fn reads(tables: &Tables, name: &str) -> String {
-    format!(
-        "(IS_USED_LOCK({}) <=> r.session)",
-        presence(tables, name, "r.session", "r.root")
-    )
-}
 
 /// Returns the name of the presence lock of this hold in this session, as SQL. A restarted server
 /// numbers its sessions anew.

@@ -1,7 +1,7 @@
 //! The columns of a lock's row.
 
 use crate::{
-    backends::sql::{Fields, LockRow},
+    backends::sql::{Fields, LockRow, SqlMode},
     lock::Result,
 };
 
@@ -14,7 +14,7 @@ pub(super) const RECORD: &str = "name, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', 
     :starts";
 
 /// Reads the columns of [`RECORD`].
-pub(super) fn lock_row(fields: &mut Fields<'_>) -> Result<LockRow> {
+pub(super) fn lock_row(fields: &mut Fields<'_>, client_mode: SqlMode) -> Result<LockRow> {
     Ok(LockRow {
         name: fields.text()?,
         now_us: fields.int()?,
@@ -27,6 +27,7 @@ pub(super) fn lock_row(fields: &mut Fields<'_>) -> Result<LockRow> {
         owner: fields.text_or_null()?,
         fence: fields.int()?,
         mode: fields.text_or_null()?,
+        client_mode,
         renewed_us: fields.int()?,
         revision: fields.int()?,
         document: fields.text_or_null()?,

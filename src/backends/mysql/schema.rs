@@ -8,12 +8,12 @@ use super::{
     statement::{Value, literal},
 };
 use crate::{
-    backends::sql::{Fields, Names, SqlMode, SqlOptions},
+    backends::sql::{Fields, Names, SqlOptions},
     lock::{Init, Result},
 };
 
 /// The columns of older layouts that must go, with their tables.
-const DROPPED: [(&str, &str); 2] = [("runs", "why"), ("marks", "broken")];
+const DROPPED: [(&str, &str); 1] = [("runs", "why")];
 
 /// Returns the changes that drop those columns of a table that must go.
 fn drops<'a>(table: &str, columns: impl Iterator<Item = &'a str>) -> Vec<String> {
@@ -37,21 +37,6 @@ fn columns(table: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     columns.map(|(name, definition)| (name, definition.trim().trim_end_matches(',')))
 }
 
-/// Returns assignments that carry run records, which later runs depend on, from one row of a lock
-/// to the other of its rows, with a comma at the end. A row without a record changes none.
-pub(super) fn carry(from: &str, to: &str) -> String {
-    let record = columns("sessions")
-        .map(|(name, _)| name)
-        .skip_while(|name| *name != "paced_at");
-    let assign = |name| {
-        format!(
-            "{to}.{name} = IF({from}.paced_at IS NULL AND {from}.start_at IS NULL, {to}.{name}, {from}.{name}), "
-        )
-    };
-    record.map(assign).collect::<String>()
-        + &format!("{to}.fence = GREATEST({to}.fence, COALESCE({from}.fence, 0)), ")
-}
-
 /// Returns what `dlock init` does where there are no tables yet, as SQL.
 pub(super) fn text(tables: &Tables) -> String {
     tables.show(include_str!("sql/schema.sql"))
@@ -59,24 +44,11 @@ pub(super) fn text(tables: &Tables) -> String {
 
 /// Creates missing tables, upgrades ShedLock's table so that both programs can use it, and moves
 /// locks without a holder from other modes to this mode. A repeated call changes nothing.
-pub(super) async fn create(
-    session: &mut Connection,
-    tables: &Tables,
-    mode: SqlMode,
-) -> Result<Init> {
+pub(super) async fn create(session: &mut Connection, tables: &Tables) -> Result<Init> {
     let done = upgrade(session, tables).await?;
-    // The session modes have their run records in the same rows.
-    let (mode, carry) = if mode == SqlMode::Lease {
-        (Value::Null, carry("s", "l"))
-    } else {
-        (Value::Text(mode.name()), String::new())
-    };
-    let give = "UPDATE :table AS l LEFT JOIN :sessions AS s ON s.name = l.name SET :carry l.mode = :mode, l.revision = l.revision + 1
-                 WHERE l.mode IS NOT NULL AND NOT (l.mode <=> :mode) AND s.session IS NULL
-                   AND NOT EXISTS (SELECT 1 FROM :readers AS r WHERE r.name = l.name);";
-    session
-        .ask(&tables.fill(give, &[("mode", mode), ("carry", Value::Sql(&carry))]))
-        .await?;
+    let give = "UPDATE :table SET mode = :mode, revision = revision + 1
+                 WHERE mode IS NOT NULL AND NOT (mode <=> :mode) AND COALESCE(document NOT LIKE '%\"s\":[%', 1);";
+    session.ask(&tables.fill(give, &[])).await?;
     Ok(done)
 }
 

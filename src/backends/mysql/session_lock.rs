@@ -1,21 +1,21 @@
 //! The statements of a session that asks for a lock, waits for it or has it.
 
-mod beginning;
-mod holding;
 mod waiting;
 
 use std::time::Duration;
 
 use super::{
-    connection::{Answer, Answers, Connection},
+    checks::is_read_only,
+    connection::{Answer, Answers, Connection, first_row},
     failure,
     names::Tables,
     options::MysqlOptions,
     statement::Value,
+    table::{GivesBack, MysqlLockTable, Noted},
 };
 use crate::{
-    backends::sql::{Begun, Fields, SessionLock, SqlMode},
-    lock::{Break, Error, Intent, Kind, Request, Result},
+    backends::sql::{Fields, LockRow, Server, SessionLock, SqlMode},
+    lock::{Error, Kind, Request, Result},
 };
 
 /// A waiter that is frozen when it gets the lock keeps it for at most this long.
@@ -26,36 +26,24 @@ const LOCKED: u16 = 1205;
 /// MySQL's part of a session lock.
 pub struct MysqlSessionPart {
     /// The argument of `GET_LOCK`, as SQL: for the lock itself, or for the presence lock of a
-    /// session that shares a row.
+    /// session that has a row.
     lock: String,
+    /// The session has that lock, too, if it has the row.
+    present: bool,
     tables: Tables,
     /// The session's number in the server.
     number: i64,
-    /// The result of [`MysqlLock::count`], if the attempt has counted the fence already.
-    counted: Option<Counted>,
-    /// The history entries of earlier holders can't be written.
-    forgets: bool,
-    /// The hold is being broken.
-    marked: bool,
+    /// The server that has the session.
+    pub server: Option<Server>,
+    /// The answer to a grant that was asked for together with the lock.
+    pub(super) asked: Option<(Option<LockRow>, Noted)>,
 }
 
 /// A session that asks for a lock, waits for it or has it.
 pub(super) type MysqlLock = SessionLock<Connection, MysqlSessionPart>;
 
-/// What a renewal reads about a break.
-#[derive(Debug, Default)]
-pub(super) struct ReadMark {
-    /// The mark of the break.
-    pub mark: Option<Break>,
-    /// The store has noted that the holder knows of the break.
-    pub noted: bool,
-}
-
-/// A hold of a lock that was just taken. `None` if something may be in the way, and nothing was
-/// done.
-type Counted = Option<Begun>;
-
 impl MysqlLock {
+    /// Opens a session; `lock` is the argument of `GET_LOCK` in it, as SQL.
     pub(super) async fn open(
         options: &MysqlOptions,
         tables: &Tables,
@@ -67,32 +55,37 @@ impl MysqlLock {
         session.server.check_sessions(options.sql.mode, shared)?;
         let part = MysqlSessionPart {
             lock,
+            present: options.sql.mode == SqlMode::Row && session.server.has_advisory_locks(),
             tables: tables.clone(),
-            number: 0,
-            counted: None,
-            forgets: false,
-            marked: false,
+            number: session.server.session,
+            server: session
+                .server
+                .started
+                .map(|started| session.server_since(started)),
+            asked: None,
         };
         Ok(Self::new(session, options.sql.mode, name, shared, part))
     }
 
-    /// Returns the mark for an intent to extend.
-    ///
-    /// # Errors
-    /// The store could not note that the holder is stopping the command: the breaking client would
-    /// take the hold away.
-    pub(super) fn heed(&mut self, read: ReadMark, intent: Option<Intent>) -> Result<Option<Break>> {
-        match intent {
-            Some(Intent::Extend(_)) => {
-                self.own.marked |= read.mark.is_some();
-                Ok(read.mark)
+    /// Returns the session as the document writes it, and what must be true while it has the lock,
+    /// as a condition. A late request must not write for a session that is over.
+    pub(super) fn evidence(&self) -> Option<(String, String)> {
+        self.has.then(|| self.told()).flatten()
+    }
+
+    fn told(&self) -> Option<(String, String)> {
+        let server = self.own.server.as_ref()?;
+        let (number, lock) = (self.own.number, &self.own.lock);
+        let lasts = match self.mode {
+            SqlMode::Row if self.own.present => {
+                // As this session made the name.
+                let lock = lock.replace("CONNECTION_ID()", &number.to_string());
+                format!("(IS_USED_LOCK({lock}) <=> {number})")
             }
-            Some(Intent::Drain) if self.own.marked && !read.noted => Err(Error::new(
-                Kind::Unavailable,
-                "the server could not note that the hold is being stopped",
-            )),
-            _ => Ok(None),
-        }
+            SqlMode::Row => "1".to_owned(),
+            _ => format!("(IS_USED_LOCK({lock}) <=> CONNECTION_ID())"),
+        };
+        Some((server.session(number), lasts))
     }
 
     /// Returns the statement after which the server ends the session once it has been silent for
@@ -108,29 +101,108 @@ impl MysqlLock {
     /// request.
     pub(super) async fn attempt(&mut self, request: &Request) -> Result<bool> {
         let first = self.set_idle_limit(request.ttl.get());
+        // An acquire that is given up must not arrive when its answer is no longer waited for.
+        self.session.drop_unsent_on_close(true);
         self.has = if self.mode == SqlMode::Row {
             self.lock_row(&first).await?
         } else {
-            self.get_lock(&first, request).await?
+            self.get_lock(first, request).await?
         };
+        self.session.drop_unsent_on_close(false);
         Ok(self.has)
     }
 
-    /// Locks the row in a transaction of its own, which ends if another session has the row. A
-    /// reader keeps its presence lock.
+    /// Asks for the `GET_LOCK`, and for a free lock in the same request.
+    async fn get_lock(&mut self, first: String, request: &Request) -> Result<bool> {
+        let lock = &self.own.lock;
+        let get = format!(
+            "SELECT CONNECTION_ID(), @dlock_start, @dlock = CONNECTION_ID(), IF(IS_USED_LOCK({lock}) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0));\n"
+        );
+        let mut table = MysqlLockTable {
+            evidence: self.told(),
+            first: (first + &get, 2, None),
+            ..MysqlLockTable::over(&mut self.session, &self.own.tables, Noted::default())
+        };
+        let asked = table.grant(&self.name, request, request.waiting).await;
+        let (noted, row) = (std::mem::take(&mut table.noted), table.first.2.take());
+        let Some(row) = row else {
+            return Err(asked.err().unwrap_or_else(failure::unreadable));
+        };
+        let mut fields = Fields::of(&row);
+        self.is_served(&mut fields)?;
+        let has = fields.int_or_null()? == Some(1);
+        if has {
+            self.has = true;
+            self.own.asked = Some((asked?, noted));
+        }
+        Ok(has)
+    }
+
+    /// Reads the session's number, the server's start, and whether it is this session.
+    fn is_served(&mut self, fields: &mut Fields<'_>) -> Result<()> {
+        let (number, started) = (fields.int()?, fields.int()?);
+        one_session(fields.int_or_null()?)?;
+        self.own.number = number;
+        self.own.server = Some(self.session.server_since(started));
+        Ok(())
+    }
+
+    /// Returns what the session gives back with a release.
+    pub(super) fn giving_back(&self) -> GivesBack {
+        match self.mode {
+            // The presence lock ends with its session; it is no other hold's.
+            SqlMode::Row => GivesBack::Row,
+            _ => GivesBack::Lock(self.own.lock.clone()),
+        }
+    }
+
+    /// Keeps the session for its idle limit, or sets another one. Returns false if the session has
+    /// the lock no more.
+    ///
+    /// # Errors
+    /// Also if the server is read-only: another one may serve the others by now, and its locks do
+    /// not exclude this one.
+    pub(super) async fn keep(&mut self, limit: Option<Duration>) -> Result<bool> {
+        let first = limit
+            .map(|limit| self.set_idle_limit(limit))
+            .unwrap_or_default();
+        let has = match self.mode {
+            // A proxy may set up another session like the one that it lost.
+            SqlMode::Row => format!("CONNECTION_ID() = {}", self.own.number),
+            _ => format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.own.lock),
+        };
+        let batch =
+            format!("{first}SELECT @dlock = CONNECTION_ID() AND {has}, @@global.read_only;");
+        let answers = self.session.ask(&batch).await?;
+        let mut fields = first_row(&answers, usize::from(!first.is_empty()))?;
+        let has = fields.int_or_null()? == Some(1);
+        if has && is_read_only(&fields.text()?) {
+            return Err(failure::read_only());
+        }
+        Ok(has)
+    }
+
+    /// Gives back whatever the session has.
+    pub(super) async fn let_go(&mut self) -> Result<()> {
+        self.has = false;
+        let batch = match self.giving_back() {
+            GivesBack::Row => "ROLLBACK".to_owned(),
+            GivesBack::Lock(lock) => format!("DO RELEASE_LOCK({lock})"),
+        };
+        self.session.ask(&batch).await.map(|_| ())
+    }
+
+    /// Locks the row in a transaction of its own, which ends if another session has the row, and
+    /// takes the presence lock.
     async fn lock_row(&mut self, first: &str) -> Result<bool> {
         for _ in 0..2 {
-            let mut begin = if self.has {
-                String::new()
+            let begin = if self.has { "" } else { "START TRANSACTION;\n" };
+            let present = if self.own.present {
+                let lock = &self.own.lock;
+                format!("IF(IS_USED_LOCK({lock}) <=> CONNECTION_ID(), 1, GET_LOCK({lock}, 0))")
             } else {
-                "START TRANSACTION;\n".to_owned()
+                "1".to_owned()
             };
-            if self.shared {
-                begin.extend([format!(
-                    "DO IF(IS_USED_LOCK({0}) <=> CONNECTION_ID(), 1, GET_LOCK({0}, 0));\n",
-                    self.own.lock
-                )]);
-            }
             // The server lets no session share the row while another one waits to have it alone.
             let how = match (self.shared, self.session.server.mariadb) {
                 (false, _) => "FOR UPDATE",
@@ -138,10 +210,14 @@ impl MysqlLock {
                 (true, false) => "FOR SHARE",
             };
             let batch = self.own.tables.fill(
-                "SELECT CONNECTION_ID(), @dlock = CONNECTION_ID();\nSELECT 1 FROM :rows WHERE name = :name :how SKIP LOCKED;\nSELECT 1 FROM :rows WHERE name = :name;",
-                &[("name", Value::Bytes(&self.name)), ("how", Value::Sql(how))],
+                "SELECT CONNECTION_ID(), @dlock_start, @dlock = CONNECTION_ID(), :present;\nSELECT 1 FROM :rows WHERE name = :name :how SKIP LOCKED;\nSELECT 1 FROM :rows WHERE name = :name;",
+                &[
+                    ("name", Value::Bytes(&self.name)),
+                    ("how", Value::Sql(how)),
+                    ("present", Value::Sql(&present)),
+                ],
             );
-            let at = 1 + usize::from(!self.has) + usize::from(self.shared);
+            let at = 1 + usize::from(!self.has);
             let Answers {
                 answers,
                 server_error,
@@ -155,8 +231,7 @@ impl MysqlLock {
                 return Err(error);
             }
             let mut fields = first_row(&answers, at)?;
-            self.own.number = fields.int()?;
-            one_session(fields.int_or_null()?)?;
+            self.is_served(&mut fields)?;
             if found(&answers, at + 1) {
                 return Ok(true);
             }
@@ -195,24 +270,6 @@ fn one_session(same: Option<i64>) -> Result<()> {
         "something between here and the server shares its sessions among clients",
     )
     .hint("connect to the server itself; ?mode=lease works with any"))
-}
-
-/// Reads the answers to [`MysqlLock::touch`], from this one on. Unreadable answers are ignored.
-pub(super) fn read_mark(answers: &[Answer], at: usize, intent: Option<Intent>) -> ReadMark {
-    let noted = intent == Some(Intent::Drain) && answers.len() > at;
-    let row = intent
-        .and_then(|_| first_row(answers, at + usize::from(intent == Some(Intent::Drain))).ok());
-    let mark = row.and_then(|mut fields| fields.mark().ok().flatten());
-    ReadMark { mark, noted }
-}
-
-/// Returns the first row of an answer.
-pub(super) fn first_row(answers: &[Answer], nth: usize) -> Result<Fields<'_>> {
-    answers
-        .get(nth)
-        .and_then(|answer| answer.rows.first())
-        .map(Fields::of)
-        .ok_or_else(failure::unreadable)
 }
 
 fn found(answers: &[Answer], nth: usize) -> bool {

@@ -9,7 +9,7 @@
 use super::statement::{Value, literal, substitute};
 use crate::{
     backends::sql::{Begin, RunColumn, columns},
-    lock::{RunRecord, RunState, Which},
+    lock::{RunRecord, Which},
 };
 
 /// The columns of a run record, in the order of [`columns`].
@@ -38,8 +38,7 @@ pub(super) struct Granting {
 }
 
 impl Granting {
-    /// `judged` if the record was judged, so that `begin` has what the run replaces.
-    pub(super) fn of(begin: &Begin<'_>, judged: bool, hold: &str, metadata: Option<&str>) -> Self {
+    pub(super) fn of(begin: &Begin<'_>, hold: &str, metadata: Option<&str>) -> Self {
         let int = |number: Option<i64>| Value::Int(number.unwrap_or_default());
         let values = [
             ("place", begin.place.map_or(Value::Null, Value::Bytes)),
@@ -49,27 +48,12 @@ impl Granting {
             ("tries", Value::Int(begin.tries)),
             ("who", Value::text_or_null(metadata)),
             ("hold", Value::Text(hold)),
-            (
-                "replaced_cooldown",
-                Value::text_or_null(begin.replaced_cooldown.as_deref()),
-            ),
-            (
-                "replaced_start",
-                Value::text_or_null(begin.replaced_start.as_deref()),
-            ),
         ];
         let mut columns = Vec::new();
         if begin.is_paced() {
             columns.extend([
                 // MySQL carries out the assignments in their order, and this one reads the columns.
-                (
-                    "paced_replaced",
-                    if judged {
-                        ":replaced_cooldown"
-                    } else {
-                        REPLACED_COOLDOWN
-                    },
-                ),
+                ("paced_replaced", REPLACED_COOLDOWN),
                 ("paced_at", "UTC_TIMESTAMP(6)"),
                 ("paced_fence", ""),
                 ("paced_place", ":place"),
@@ -88,7 +72,7 @@ impl Granting {
                 ("start_window_ms", ":window"),
                 ("start_who", ":who"),
                 ("start_hold", ":hold"),
-                ("start_replaced", ":replaced_start"),
+                ("start_replaced", "NULL"),
             ]);
         }
         let now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
@@ -99,7 +83,9 @@ impl Granting {
             let or = |fence| if value.is_empty() { fence } else { value };
             set.extend([column, " = ", or(&next), ", "]);
             names.extend([", ", column]);
-            new.extend([", ", or(now)]);
+            // A new row has no cooldown that could be replaced.
+            let replaces = column == "paced_replaced";
+            new.extend([", ", if replaces { "NULL" } else { or(now) }]);
         }
         let mut clear = "COALESCE(TIMESTAMPADD(MICROSECOND, at_least_ms * 1000, paced_at) <= UTC_TIMESTAMP(6), 1)".to_owned();
         if begin.guard_ms.is_some() {
@@ -119,9 +105,9 @@ impl Granting {
     }
 }
 
-/// Returns the statement for the names in a table with this start; for [`Which::Kept`] those whose
+/// Returns the statement for the names of this mode with this start; for [`Which::Kept`] those whose
 /// run records may deny other runs.
-pub(super) fn known(table: &str, which: Which) -> String {
+pub(super) fn known(which: Which) -> String {
     let kept = match which {
         Which::All => "",
         Which::Kept => {
@@ -129,33 +115,8 @@ pub(super) fn known(table: &str, which: Which) -> String {
         }
     };
     format!(
-        "SELECT name FROM {table} WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start{kept} ORDER BY name;"
+        "SELECT name FROM :table WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND mode <=> :mode{kept} ORDER BY name;"
     )
-}
-
-/// Returns the assignments of a statement that releases the hold with the row's fence, with a comma
-/// at the end.
-pub(super) fn outcome(stage: Option<RunState>) -> String {
-    let Some(stage) = stage else {
-        return String::new();
-    };
-    // Only a success before it is still needed. Before the state that this one reads.
-    let replaced = match stage {
-        RunState::Ok => "NULL",
-        RunState::Failed | RunState::Unknown => {
-            "IF(start_replaced LIKE '%\"k\":%', start_replaced, NULL)"
-        }
-        RunState::Started | RunState::Cancelled => "start_replaced",
-    };
-    let mut set = format!(
-        "start_replaced = IF(start_fence = fence AND start_stage = 'started', {replaced}, start_replaced), \
-         start_stage = IF(start_fence = fence AND start_stage = 'started', '{}', start_stage), ",
-        stage.as_str()
-    );
-    if stage == RunState::Cancelled {
-        set += "paced_at = IF(paced_fence = fence, NULL, paced_at), ";
-    }
-    set
 }
 
 /// Returns the assignments of a changed run record in a statement that writes a row back, with a

@@ -6,20 +6,16 @@
 //! value.
 
 use super::{
-    chain,
     connection::{Answer, Answers, Connection},
-    failure, history,
+    failure,
     names::Tables,
     reading::{RECORD, lock_row},
     starts::{self, Granting},
     statement::{Value, literal},
 };
 use crate::{
-    backends::sql::{
-        self, Begin, Fields, LockRow, Plain, Row, json, locked_by,
-        row::{self, Write},
-    },
-    lock::{Mode, Progress, Request, Result, Token, Ttl, Which},
+    backends::sql::{self, Begin, Fields, LockRow, Plain, Row, json, locked_by, row},
+    lock::{Progress, Request, Result, Token, Ttl, Which},
 };
 
 /// A lock table over a session.
@@ -28,7 +24,23 @@ pub(super) struct MysqlLockTable<'a> {
     pub tables: &'a Tables,
     /// Whether a holder keeps an advisory lock next to its row.
     pub locks: bool,
+    /// The session that has the foreign lock for a grant, as the document writes it, and what must
+    /// still be true of it.
+    pub evidence: Option<(String, String)>,
+    /// What is asked first in the request of a grant, in so many answers, and the last one's row.
+    pub first: (String, usize, Option<Row>),
+    /// The session releases its hold, and gives back its lock.
+    pub gives_back: Option<GivesBack>,
     pub noted: Noted,
+}
+
+/// What a session gives back once the row is written.
+pub(super) enum GivesBack {
+    /// The row that it has in a transaction: the write is a part of that, so that all changes become
+    /// visible at once.
+    Row,
+    /// A `GET_LOCK`: its name, as SQL.
+    Lock(String),
 }
 
 /// Results of the last step besides its answer.
@@ -44,7 +56,20 @@ pub(super) struct Noted {
     pub document: Option<String>,
 }
 
-impl MysqlLockTable<'_> {
+impl<'a> MysqlLockTable<'a> {
+    /// Returns the table over a session that keeps no locks next to its rows.
+    pub(super) fn over(session: &'a mut Connection, tables: &'a Tables, noted: Noted) -> Self {
+        Self {
+            session,
+            tables,
+            locks: false,
+            evidence: None,
+            first: Default::default(),
+            gives_back: None,
+            noted,
+        }
+    }
+
     /// Returns the SQL that reads a row, and takes its advisory lock if `owner` holds the lock.
     fn read_and_lock(&self, name: &str, owner: Option<&str>) -> String {
         let lock = match owner {
@@ -71,7 +96,7 @@ impl MysqlLockTable<'_> {
             return Ok(None);
         };
         let mut fields = Fields::of(row);
-        let record = lock_row(&mut fields)?;
+        let record = lock_row(&mut fields, self.tables.mode())?;
         if fields.int_or_null()? == Some(1) {
             self.session.advisory_locks.push(name.to_owned());
         }
@@ -85,7 +110,7 @@ impl MysqlLockTable<'_> {
     }
 
     /// Returns the SQL that unlocks the advisory lock.
-    fn unlock(&self, name: &str) -> String {
+    pub(super) fn unlock(&self, name: &str) -> String {
         if self.has_advisory_lock(name) {
             format!("RELEASE_LOCK({})", self.tables.advisory_lock(name))
         } else {
@@ -93,7 +118,7 @@ impl MysqlLockTable<'_> {
         }
     }
 
-    fn is_unlocked(&mut self, name: &str) {
+    pub(super) fn is_unlocked(&mut self, name: &str) {
         self.session.advisory_locks.retain(|held| held != name);
     }
 
@@ -133,7 +158,7 @@ impl MysqlLockTable<'_> {
         let answers = self.session.ask_long(&batch, progress).await?;
         let records = rows(&answers, 0)?
             .iter()
-            .map(|row| lock_row(&mut Fields::of(row)))
+            .map(|row| lock_row(&mut Fields::of(row), self.tables.mode()))
             .collect::<Result<_>>()?;
         Ok((records, waiters(&answers)?))
     }
@@ -145,11 +170,21 @@ impl MysqlLockTable<'_> {
         which: Which,
         progress: &Progress,
     ) -> Result<Vec<String>> {
-        let sql = self.tables.fill(
-            &starts::known(":table", which),
-            &[("start", Value::Bytes(start))],
-        );
+        let sql = self
+            .tables
+            .fill(&starts::known(which), &[("start", Value::Bytes(start))]);
         rows(&self.session.ask_long(&sql, progress).await?, 0)?
+            .iter()
+            .map(|row| Fields::of(row).text())
+            .collect()
+    }
+
+    /// Returns the names with this start of the locks that sessions may have, in order.
+    pub(super) async fn held(&mut self, start: &str, progress: &Progress) -> Result<Vec<String>> {
+        let held = "SELECT name FROM :table WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND mode <=> :mode \
+            AND document LIKE '%\"s\":[%' ORDER BY name;";
+        let held = self.tables.fill(held, &[("start", Value::Bytes(start))]);
+        rows(&self.session.ask_long(&held, progress).await?, 0)?
             .iter()
             .map(|row| Fields::of(row).text())
             .collect()
@@ -219,8 +254,14 @@ impl MysqlLockTable<'_> {
         Ok(!rows(&answers, first)?.is_empty())
     }
 
-    fn before(&mut self, seconds: u32) -> String {
-        if self.session.idle_limit == Some(seconds) {
+    /// Returns the condition that the session of a grant still has the lock.
+    pub(super) fn lasts(&self) -> &str {
+        self.evidence.as_ref().map_or("1", |(_, lasts)| lasts)
+    }
+
+    pub(super) fn before(&mut self, seconds: u32) -> String {
+        // A session that has the lock has a limit of its own.
+        if self.session.idle_limit == Some(seconds) || self.evidence.is_some() {
             String::new()
         } else {
             format!("SET SESSION wait_timeout = {seconds};\n")
@@ -243,10 +284,12 @@ impl MysqlLockTable<'_> {
             request.token.hold_text(),
             json(request.metadata.as_ref())?,
         );
-        let document = row::granted(request);
+        let session = self.evidence.as_ref().map(|(session, _)| &**session);
+        let document = row::granted(request, session);
         let idle = idle_limit(request.ttl);
-        let begin = Begin::of(request, None);
-        let starts = Granting::of(&begin, false, &root, metadata.as_deref());
+        let begin = Begin::of(request);
+        let starts = Granting::of(&begin, &root, metadata.as_deref());
+        let lasts = self.lasts().to_owned();
         let values = [
             ("name", Value::Bytes(name)),
             ("owner", Value::Text(&owner)),
@@ -257,9 +300,12 @@ impl MysqlLockTable<'_> {
             ("start_columns", Value::Sql(&starts.columns)),
             ("start_values", Value::Sql(&starts.values)),
             ("clear", Value::Sql(&starts.clear)),
+            ("lasts", Value::Sql(&lasts)),
         ];
-        let mut batch = self.before(idle);
-        let mut first = usize::from(!batch.is_empty());
+        let before = self.before(idle);
+        let asked_first = self.first.1;
+        let mut first = asked_first + usize::from(!before.is_empty());
+        let mut batch = std::mem::take(&mut self.first.0) + &before;
         let grant = self.tables.fill(include_str!("sql/grant.sql"), &values);
         let done = if queued {
             // One transaction is one flush to the disk.
@@ -275,7 +321,7 @@ impl MysqlLockTable<'_> {
         };
         let read = self.read_and_lock(name, Some(&owner));
         batch += &read;
-        let joins = request.waiting && row::is_plain(request);
+        let joins = request.waiting && row::is_plain(request) && self.evidence.is_none();
         if joins {
             batch += &join(self.tables, name, request, true)?;
             batch += &position(self.tables, name, request);
@@ -283,9 +329,11 @@ impl MysqlLockTable<'_> {
         // An acquire that is given up must not arrive later.
         self.session.drop_unsent_on_close(true);
         let Answers {
-            answers,
+            mut answers,
             server_error,
         } = self.session.try_ask(&batch).await?;
+        let asked = answers.iter_mut().take(asked_first).last();
+        self.first.2 = asked.and_then(|answer| answer.rows.pop());
         if let Some(server_error) = server_error {
             if queued && answers.len() <= done {
                 self.session.roll_back().await?;
@@ -293,11 +341,11 @@ impl MysqlLockTable<'_> {
             let begun = if queued {
                 answers.len() >= done
             } else {
-                !answers.is_empty()
+                answers.len() > asked_first
             };
             return Err(failure::refused(&server_error, begun));
         }
-        self.session.idle_limit = Some(idle);
+        self.session.idle_limit = Some(idle).filter(|_| self.evidence.is_none());
         let mut found = self.noted(name, answers.get(done + 1))?;
         let mut granted = answers.get(first).is_some_and(|answer| answer.matched > 0);
         if found.is_none() {
@@ -325,13 +373,7 @@ impl MysqlLockTable<'_> {
         }
         self.noted.seen = found;
         if joins {
-            let position = rows(&answers, done + 3)?
-                .first()
-                .map(|row| Fields::of(row).int())
-                .transpose()?;
-            self.noted.position = position
-                .and_then(|position| u32::try_from(position).ok())
-                .filter(|position| *position > 0);
+            self.noted.position = read_position(&answers, done + 3)?;
         }
         Ok(None)
     }
@@ -339,11 +381,13 @@ impl MysqlLockTable<'_> {
     /// Extends an exclusive hold. Returns `None` if the row was changed since, or the hold would
     /// become shorter.
     pub(super) async fn extend(&mut self, row: &LockRow, ttl: Ttl) -> Result<Option<LockRow>> {
+        let lasts = self.lasts().to_owned();
         let values = [
             ("name", Value::Bytes(&row.name)),
             ("owner", Value::Text(&row.locked_by)),
             ("revision", Value::Int(row.revision)),
             ("ttl", Value::Int(sql::ms(ttl))),
+            ("lasts", Value::Sql(&lasts)),
         ];
         let batch = self.tables.fill(include_str!("sql/extend.sql"), &values)
             + &self.read_and_lock(&row.name, Some(&row.locked_by));
@@ -378,6 +422,18 @@ impl MysqlLockTable<'_> {
             .map(|_| ())
     }
 
+    /// Puts a waiter into the queue, and returns its position.
+    pub(super) async fn join_queue(
+        &mut self,
+        name: &str,
+        request: &Request,
+    ) -> Result<Option<u32>> {
+        let batch =
+            join(self.tables, name, request, false)? + &position(self.tables, name, request);
+        let answers = self.session.ask(&batch).await?;
+        read_position(&answers, 1)
+    }
+
     /// Returns the plain waiters for one lock.
     pub(super) async fn queue(&mut self, name: &str) -> Result<Vec<Plain>> {
         let values = [("start", Value::Bytes(name)), ("whole", Value::Int(1))];
@@ -390,190 +446,11 @@ impl MysqlLockTable<'_> {
             .map(|row| Fields::of(row).plain())
             .collect()
     }
-
-    /// Writes a row back, with the history entries of the holds that it ends. Returns false, with
-    /// nothing changed, if the row changed since it was read, or it is too late.
-    pub(super) async fn write(&mut self, write: &Write) -> Result<bool> {
-        let Write { was, is, .. } = write;
-        let name = &*was.name;
-        let wake: Vec<_> = write.wake.iter().chain(&write.plain).collect();
-        let ring = i64::from(!wake.is_empty());
-        let (tables, locks) = (self.tables, self.locks);
-        let mut wakes = wake
-            .into_iter()
-            .filter(|_| locks)
-            .map(|hold| chain::wake(tables, name, hold));
-        let mut with = history::ended(tables, name, &write.past)?;
-        for hold in &write.absorbed {
-            let values = [("name", Value::Bytes(name)), ("hold", Value::Text(hold))];
-            with.push(tables.fill(
-                "DELETE FROM :waiters WHERE name = :name AND hold = :hold AND @dlock_written > 0;",
-                &values,
-            ));
-        }
-        // One transaction is one flush to the disk.
-        let in_transaction = !with.is_empty();
-        let [start, commit] = if in_transaction {
-            ["START TRANSACTION;\n", "COMMIT;\n"]
-        } else {
-            [""; 2]
-        };
-        let alone = write
-            .granted
-            .as_ref()
-            .filter(|request| request.mode == Mode::Exclusive);
-        let takes_lock = locks
-            && !self.has_advisory_lock(name)
-            && alone.is_some_and(|request| !request.detached);
-        let lock = if takes_lock {
-            format!("GET_LOCK({}, 0)", tables.advisory_lock(name))
-        } else {
-            "0".into()
-        };
-        let open = if write.frees() {
-            self.unlock(name)
-        } else {
-            "0".into()
-        };
-        let chain_lock = self.chain_lock_of(write);
-        let chain = match &chain_lock {
-            Some((chain_lock, true)) => format!("GET_LOCK({chain_lock}, 0)"),
-            Some((chain_lock, false)) => format!("RELEASE_LOCK({chain_lock})"),
-            None => "0".into(),
-        };
-        let [lock, open, chain] =
-            [lock, open, chain].map(|step| format!("IF(@dlock_written > 0, {step}, 0)"));
-        let mut rest =
-            with.concat() + commit + &format!("SELECT @dlock_written, {lock}, {open}, {chain};\n");
-        let idle = alone.map(|request| idle_limit(request.ttl));
-        rest.extend(idle.map(|idle| self.before(idle)));
-        rest.extend(wakes.next());
-        // As in `grant`: a grant that is given up must not arrive later.
-        self.session.drop_unsent_on_close(write.granted.is_some());
-        let batch = |template| start.to_owned() + &write_sql(tables, write, ring, template) + &rest;
-        let mut answered = self
-            .session
-            .try_ask(&batch(include_str!("sql/write.sql")))
-            .await?;
-        let interrupted = written(&answered).is_none() && self.session.interrupted;
-        if interrupted {
-            if in_transaction {
-                self.session.roll_back().await?;
-            }
-            answered = self
-                .session
-                .try_ask(&batch(include_str!("sql/written.sql")))
-                .await?;
-        }
-        self.session.drop_unsent_on_close(false);
-        let Some(row) = written(&answered) else {
-            // The interrupted request may have been applied.
-            let begun = interrupted
-                || answered.answers.len() > if in_transaction { with.len() + 2 } else { 0 };
-            if in_transaction {
-                self.session.roll_back().await?;
-            }
-            return Err(answered
-                .server_error
-                .map_or_else(failure::unreadable, |server_error| {
-                    failure::refused(&server_error, begun)
-                }));
-        };
-        let mut fields = Fields::of(row);
-        // Later statements wake waiters; their failure is no failure of the write.
-        if fields.int()? <= 0 {
-            return Ok(false);
-        }
-        if fields.int_or_null()? == Some(1) {
-            self.session.advisory_locks.push(name.to_owned());
-        }
-        self.session.idle_limit = idle.or(self.session.idle_limit);
-        if let Some((chain_lock, keeps)) = chain_lock {
-            self.session
-                .chain_locks
-                .retain(|other| *other != chain_lock);
-            self.session.chain_locks.extend(keeps.then_some(chain_lock));
-        }
-        self.noted.wake_ups += ring;
-        self.noted.document.clone_from(&is.document);
-        if write.frees() {
-            self.is_unlocked(name);
-        }
-        for wake in wakes {
-            // The row is written; a failure only delays the waiter.
-            let _ = self.session.try_ask(&wake).await;
-        }
-        Ok(true)
-    }
-
-    /// Returns the chain lock that a write locks or unlocks for a hold, and whether it locks.
-    fn chain_lock_of(&self, write: &Write) -> Option<(String, bool)> {
-        let (hold, granted) = match (&write.granted, &write.releases) {
-            (Some(request), _) if request.mode != Mode::Exclusive && !request.detached => {
-                (request.token.hold_text(), true)
-            }
-            (None, Some(token)) => (token.hold_text(), false),
-            _ => return None,
-        };
-        let chain_lock = self.tables.chain_lock(&write.was.name, &hold);
-        let has = self.session.chain_locks.contains(&chain_lock);
-        let keeps = granted
-            || (has
-                && write
-                    .is
-                    .document
-                    .as_ref()
-                    .is_some_and(|document| document.contains(&hold)));
-        (self.locks && has != keeps).then_some((chain_lock, keeps))
-    }
-}
-
-/// Returns the SQL that writes a row back.
-fn write_sql(tables: &Tables, write: &Write, ring: i64, template: &str) -> String {
-    let Write { was, is, .. } = write;
-    let time = |us: i64| format!("TIMESTAMPADD(MICROSECOND, {us}, '1970-01-01 00:00:00.000000')");
-    let [is_at, is_until, was_until, renewed] = [
-        is.locked_at_us,
-        is.lock_until_us,
-        was.lock_until_us,
-        is.renewed_us,
-    ]
-    .map(time);
-    let renewed = if write.unread {
-        "UTC_TIMESTAMP(6)".to_owned()
-    } else {
-        renewed
-    };
-    let in_time = write
-        .by_us
-        .map_or("1".into(), |by| format!("UTC_TIMESTAMP(6) < {}", time(by)));
-    let recorded = if is.starts == was.starts {
-        String::new()
-    } else {
-        starts::recorded(&is.starts)
-    };
-    let values = [
-        ("name", Value::Bytes(&was.name)),
-        ("was_by", Value::Text(&was.locked_by)),
-        ("was_until", Value::Sql(&was_until)),
-        ("revision", Value::Int(was.revision)),
-        ("in_time", Value::Sql(&in_time)),
-        ("is_by", Value::Text(&is.locked_by)),
-        ("is_at", Value::Sql(&is_at)),
-        ("is_until", Value::Sql(&is_until)),
-        ("owner", Value::text_or_null(is.owner.as_deref())),
-        ("fence", Value::Int(is.fence)),
-        ("renewed", Value::Sql(&renewed)),
-        ("document", Value::text_or_null(is.document.as_deref())),
-        ("recorded", Value::Sql(&recorded)),
-        ("ring", Value::Int(ring)),
-    ];
-    tables.fill(template, &values)
 }
 
 /// Returns the SQL that puts a waiter into the queue; with `leased`, only if another client has the
 /// lease.
-pub(super) fn join(tables: &Tables, name: &str, request: &Request, leased: bool) -> Result<String> {
+fn join(tables: &Tables, name: &str, request: &Request, leased: bool) -> Result<String> {
     let (owner, root, metadata) = (
         locked_by(&request.token),
         request.token.hold_text(),
@@ -590,7 +467,7 @@ pub(super) fn join(tables: &Tables, name: &str, request: &Request, leased: bool)
 }
 
 /// Returns the SQL for a waiter's position in the queue.
-pub(super) fn position(tables: &Tables, name: &str, request: &Request) -> String {
+fn position(tables: &Tables, name: &str, request: &Request) -> String {
     let root = request.token.hold_text();
     tables.fill(
         include_str!("sql/position.sql"),
@@ -599,7 +476,7 @@ pub(super) fn position(tables: &Tables, name: &str, request: &Request) -> String
 }
 
 /// Returns the SQL that removes a waiter from the queue.
-pub(super) fn leaving(tables: &Tables, name: &str, token: &Token) -> String {
+fn leaving(tables: &Tables, name: &str, token: &Token) -> String {
     tables.fill(
         include_str!("sql/leave.sql"),
         &[
@@ -611,19 +488,19 @@ pub(super) fn leaving(tables: &Tables, name: &str, token: &Token) -> String {
 
 /// Returns the seconds of silence after which the server ends a session: twice the lease, so that a
 /// frozen client doesn't keep an advisory lock for much longer than its lock.
-fn idle_limit(ttl: Ttl) -> u32 {
+pub(super) fn idle_limit(ttl: Ttl) -> u32 {
     u32::try_from(ttl.get().as_secs().saturating_mul(2).saturating_add(1))
         .unwrap_or(u32::MAX)
         .clamp(2, 31_536_000)
 }
 
-/// Returns the row of [`MysqlLockTable::write`] that says whether it was written; no other
-/// statement of it returns a row.
-fn written(answered: &Answers) -> Option<&Row> {
-    answered
-        .answers
-        .iter()
-        .find_map(|answer| answer.rows.first())
+/// Reads the answer to [`position`].
+fn read_position(answers: &[Answer], nth: usize) -> Result<Option<u32>> {
+    let position = rows(answers, nth)?.first();
+    let position = position.map(|row| Fields::of(row).int()).transpose()?;
+    Ok(position
+        .and_then(|position| u32::try_from(position).ok())
+        .filter(|position| *position > 0))
 }
 
 fn rows(answers: &[Answer], nth: usize) -> Result<&[Row]> {

@@ -53,16 +53,7 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// The ends of the names of the lock table and its side tables.
-const TABLES: [&str; 8] = [
-    "",
-    "_waiters",
-    "_rows",
-    "_fences",
-    "_sessions",
-    "_runs",
-    "_skips",
-    "_marks",
-];
+const TABLES: [&str; 5] = ["", "_waiters", "_rows", "_runs", "_skips"];
 
 impl SqlDatabase for Postgres {
     type Options = PostgresOptions;
@@ -75,7 +66,7 @@ impl SqlDatabase for Postgres {
     }
 
     fn tables(options: &SqlOptions) -> Tables {
-        Tables::new(&options.table)
+        Tables::new(&options.table, options.mode)
     }
 
     fn url(options: &SqlOptions) -> String {
@@ -91,7 +82,7 @@ impl SqlDatabase for Postgres {
         tables: &Tables,
         mode: SqlMode,
     ) -> Result<(Init, Vec<Notice>)> {
-        let done = schema::create(session, tables, mode).await?;
+        let done = schema::create(session, tables).await?;
         Ok((done, checks::examine(session, tables, mode).await?))
     }
 

@@ -11,6 +11,15 @@ use crate::lock::{Effect, Error, Kind, Origin};
 /// Whether the server cancelled a statement because its time, or the time of its wait for a lock,
 /// was over.
 pub(super) fn is_cancelled(error: &Error) -> bool {
+    has_code(error, &["57014", "55P03"])
+}
+
+/// Whether a statement divided by zero.
+pub(super) fn is_division_by_zero(error: &Error) -> bool {
+    has_code(error, &["22012"])
+}
+
+fn has_code(error: &Error, codes: &[&str]) -> bool {
     let source = error
         .source
         .as_deref()
@@ -18,7 +27,7 @@ pub(super) fn is_cancelled(error: &Error) -> bool {
     let code = source
         .and_then(sqlx::Error::as_database_error)
         .and_then(sqlx::error::DatabaseError::code);
-    code.is_some_and(|code| matches!(&*code, "57014" | "55P03"))
+    code.is_some_and(|code| codes.contains(&&*code))
 }
 
 /// Whether the server is a standby, which has no unlogged tables.

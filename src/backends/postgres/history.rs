@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     backends::sql::{Fields, fence_int},
-    lock::{Fence, HistoryEntry, Note, Result, SKIPPING_HOSTS, SkipCount},
+    lock::{HistoryEntry, Note, Result, SKIPPING_HOSTS, SkipCount},
 };
 
 /// Returns the finished holds, the latest first, and the skipped runs.
@@ -39,41 +39,6 @@ pub(super) async fn read(
             .map(|row| Fields::of(row).skip_count())
             .collect::<Result<_>>()?,
     ))
-}
-
-/// Trims the history after every fourth hold that had vanished. A failure leaves this to the next
-/// hold.
-pub(super) async fn trim_at_times(
-    session: &mut PostgresSession,
-    tables: &Tables,
-    name: &str,
-    fence: Fence,
-) {
-    if fence.0.is_multiple_of(4) {
-        let _ = session
-            .query(
-                &tables.fill(include_str!("sql/trim.sql")),
-                &[Value::Text(name)],
-            )
-            .await;
-    }
-}
-
-/// Returns the history entries of a session lock's holders for the case that they vanished.
-pub(super) async fn maybe_vanished(
-    session: &mut PostgresSession,
-    tables: &Tables,
-    name: &str,
-) -> Result<Vec<HistoryEntry>> {
-    let rows = session
-        .query(
-            &tables.fill(include_str!("sql/vanished.sql")),
-            &[Value::Text(name)],
-        )
-        .await?;
-    rows.iter()
-        .map(|row| Fields::of(row).history_entry())
-        .collect()
 }
 
 /// Adds a history entry that no grant or release writes.

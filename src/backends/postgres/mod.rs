@@ -30,16 +30,15 @@ mod options;
 mod pgpass;
 mod relay;
 mod schema;
-mod session_break;
 mod session_holders;
 mod session_lock;
-mod session_look;
 mod sessions;
 pub mod sharing;
 mod starts;
 mod statement;
 pub(super) mod store;
 mod table;
+mod writing;
 
 use self::sessions::Sessions;
 pub use self::{

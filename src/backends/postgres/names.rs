@@ -1,7 +1,11 @@
 //! The names that belong to a table: its side tables, and the channel and the advisory locks of
 //! each of its locks.
 
-use crate::{backends::sql::LAYOUT, lock::fingerprint};
+use super::statement::{Value, literal};
+use crate::{
+    backends::sql::{LAYOUT, SqlMode},
+    lock::fingerprint,
+};
 
 /// The number of queues in which waiters block first; only the first of each queue blocks for the
 /// lock itself. After a second each blocked session searches for a deadlock among all waiters for
@@ -13,22 +17,13 @@ const QUEUES: u32 = 32;
 #[derive(Clone, Debug)]
 pub struct Tables {
     plain: String,
+    mode: SqlMode,
     /// The server is a standby, where unlogged tables can't be read.
     standby: bool,
 }
 
-/// The server's identity in the table of sessions: its timeline, which a promotion changes, and its
-/// start time.
-const SERVER: &str = "(CASE WHEN pg_is_in_recovery() THEN 'standby' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END || '/' || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint)";
-
-/// Whether the server of the session `s` was restarted, or is another one by now, and the lease may
-/// not be over.
-const LEFT: &str =
-    "s.server IS DISTINCT FROM {server} AND coalesce(s.ends > clock_timestamp(), true)";
-
-/// The end of that lease. On a server that was restarted, no renewal is later than its start. On
-/// another server no renewal is known: the whole lease counts, from when its record is found.
-const ENDS: &str = "(least(clock_timestamp(), CASE WHEN left(s.server, 8) = left({server}, 8) THEN greatest(s.since, pg_postmaster_start_time()) END) + s.ttl_ms * interval '1 millisecond')";
+/// The server's identity, which is its timeline: a promotion changes that; and its start in µs.
+pub(super) const SERVER: &str = "CASE WHEN pg_is_in_recovery() THEN 'standby' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint";
 
 /// Whether the row `l` is free: its lease is over, or dlock released it and only keeps other
 /// programs out.
@@ -38,6 +33,10 @@ const FREE: &str = "(l.lock_until <= timezone('utc', clock_timestamp()) OR coale
 /// no number stands for, or one long ago.
 const UNTIL: &str =
     "(greatest(least(extract(epoch FROM l.lock_until), 253402300799), 0) * 1000000)::bigint";
+
+/// Whether the document of the row `l` has no holder. No text of a user can match: quotes in it are
+/// escaped.
+const UNHELD: &str = r#"coalesce(position('"s":[' IN l.document) = 0, true)"#;
 
 /// Whether there are plain waiters for the row `l`.
 const WAITED: &str = "{unlined} AND EXISTS (SELECT FROM {waiters} AS w WHERE w.name = l.name AND w.seen > clock_timestamp() - interval '15 seconds')";
@@ -50,9 +49,10 @@ const WITHOUT_QUEUE: &str = r#"coalesce(position('"q":[' IN l.document) = 0, tru
 const NO_WAITERS: &str = "(SELECT 0::bigint AS place, ''::text AS name, ''::text AS hold, now() AS since, now() AS seen, ''::text AS metadata WHERE false)";
 
 impl Tables {
-    pub(super) fn new(table: &str) -> Self {
+    pub(super) fn new(table: &str, mode: SqlMode) -> Self {
         Self {
             plain: table.to_owned(),
+            mode,
             standby: false,
         }
     }
@@ -65,6 +65,11 @@ impl Tables {
         }
     }
 
+    /// The mode of this client.
+    pub(super) const fn mode(&self) -> SqlMode {
+        self.mode
+    }
+
     /// Returns the table's name without its schema, and whether it has a schema.
     pub(super) fn bare(&self) -> (&str, bool) {
         self.plain
@@ -74,36 +79,30 @@ impl Tables {
 
     /// Fills the names into a statement. They are quoted, and have no quotes themselves.
     pub(super) fn fill(&self, sql: &str) -> String {
-        sql.replace(
-            "{left_holds}",
-            include_str!("sql/left_holds.sql").trim_end(),
-        )
-        .replace("{left}", LEFT)
-        .replace("{ends}", ENDS)
-        .replace("{server}", SERVER)
-        .replace("{free}", FREE)
-        .replace("{columns}", include_str!("sql/columns.sql").trim_end())
-        .replace("{until}", UNTIL)
-        .replace("{waited}", WAITED)
-        .replace("{unlined}", WITHOUT_QUEUE)
-        .replace("{layout}", &LAYOUT.to_string())
-        .replace("{starts}", include_str!("sql/starts.sql").trim_end())
-        .replace("{starts_schema}", include_str!("sql/starts_schema.sql"))
-        .replace("{table}", &self.quoted(""))
-        .replace(
-            "{waiters}",
-            &if self.standby {
-                NO_WAITERS.to_owned()
-            } else {
-                self.quoted("_waiters")
-            },
-        )
-        .replace("{rows}", &self.quoted("_rows"))
-        .replace("{fences}", &self.quoted("_fences"))
-        .replace("{sessions}", &self.quoted("_sessions"))
-        .replace("{runs}", &self.quoted("_runs"))
-        .replace("{skips}", &self.quoted("_skips"))
-        .replace("{marks}", &self.quoted("_marks"))
+        let mode = self.mode.column();
+        sql.replace("{server}", SERVER)
+            .replace("{mode}", &literal(Value::Maybe(mode)))
+            .replace("{free}", FREE)
+            .replace("{unheld}", UNHELD)
+            .replace("{columns}", include_str!("sql/columns.sql").trim_end())
+            .replace("{until}", UNTIL)
+            .replace("{waited}", WAITED)
+            .replace("{unlined}", WITHOUT_QUEUE)
+            .replace("{layout}", &LAYOUT.to_string())
+            .replace("{starts}", include_str!("sql/starts.sql").trim_end())
+            .replace("{starts_schema}", include_str!("sql/starts_schema.sql"))
+            .replace("{table}", &self.quoted(""))
+            .replace(
+                "{waiters}",
+                &if self.standby {
+                    NO_WAITERS.to_owned()
+                } else {
+                    self.quoted("_waiters")
+                },
+            )
+            .replace("{rows}", &self.quoted("_rows"))
+            .replace("{runs}", &self.quoted("_runs"))
+            .replace("{skips}", &self.quoted("_skips"))
     }
 
     /// Returns `schema.table`, quoted part by part.
@@ -137,10 +136,10 @@ impl Tables {
         fingerprint(&["gate", &self.plain, name]).cast_signed()
     }
 
-    /// Returns the advisory lock that every reader of a row also takes, and that a writer waits for
-    /// first: no new reader gets past a waiting writer. The server's row locks alone let new
+    /// Returns the advisory lock that every session of `mode=row` takes next to the row. The server
+    /// tells who has it, and no new reader gets past a waiting writer: row locks alone let new
     /// readers in while other readers have the row.
-    pub(super) fn reader_lock(&self, name: &str) -> i64 {
+    pub(super) fn row_lock(&self, name: &str) -> i64 {
         fingerprint(&["turn", &self.plain, name]).cast_signed()
     }
 
@@ -157,13 +156,16 @@ mod tests {
 
     #[test]
     fn names_are_quoted_part_by_part() {
-        let tables = Tables::new("jobs.shedlock");
+        let tables = Tables::new("jobs.shedlock", SqlMode::Lease);
         assert_eq!(
             tables.fill("FROM {table}, {waiters}"),
             r#"FROM "jobs"."shedlock", "jobs"."shedlock_waiters""#
         );
         assert_ne!(tables.advisory_lock("a"), tables.advisory_lock("b"));
         assert_ne!(tables.queue_lock("a", 0), tables.queue_lock("a", 1));
-        assert_ne!(tables.channel("a"), Tables::new("dlock").channel("a"));
+        assert_ne!(
+            tables.channel("a"),
+            Tables::new("dlock", SqlMode::Lease).channel("a")
+        );
     }
 }

@@ -2,13 +2,9 @@
 
 use std::time::Duration;
 
-use super::{
-    connection::PostgresSession,
-    names::Tables,
-    statement::{Value, fill},
-};
+use super::{connection::PostgresSession, names::Tables, statement::Value};
 use crate::{
-    backends::sql::{LAYOUT, Names, SHARED_BY, SqlMode, SqlOptions},
+    backends::sql::{LAYOUT, Names, SHARED_BY, SqlOptions},
     lock::{Error, Init, Kind, Result},
 };
 
@@ -24,51 +20,13 @@ pub(super) fn text(tables: &Tables) -> String {
 
 /// Creates missing tables and columns, and moves locks without a holder from other modes to this
 /// mode. A repeated call changes nothing, and takes no lock on the tables.
-pub(super) async fn create(
-    session: &mut PostgresSession,
-    tables: &Tables,
-    mode: SqlMode,
-) -> Result<Init> {
+pub(super) async fn create(session: &mut PostgresSession, tables: &Tables) -> Result<Init> {
     let done = upgrade(session, tables).await?;
-    // The session modes have their run records in the same rows.
-    let carry = "UPDATE {table} AS l SET fence = greatest(l.fence, f.fence), ({record}) = ROW ({f_record}) FROM {fences} AS f
-                  WHERE f.name = l.name AND l.mode IS NOT NULL AND coalesce(f.paced_at, f.start_at) IS NOT NULL
-                    AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = l.name);";
-    let carry = if mode == SqlMode::Lease {
-        with_record(carry)
-    } else {
-        String::new()
-    };
-    let sql = "UPDATE {table} AS l SET mode = $1, revision = l.revision + 1
-                WHERE l.mode IS NOT NULL AND l.mode IS DISTINCT FROM $1 AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = l.name)";
-    let mode = (mode != SqlMode::Lease).then(|| mode.name());
-    // One request is one transaction.
-    session
-        .run(&fill(&tables.fill(&(carry + sql)), &[Value::Maybe(mode)]))
-        .await?;
+    // One statement is one transaction.
+    let sql = "UPDATE {table} AS l SET mode = {mode}, revision = l.revision + 1
+                WHERE l.mode IS NOT NULL AND l.mode IS DISTINCT FROM {mode} AND {unheld}";
+    session.query(&tables.fill(sql), &[]).await?;
     Ok(done)
-}
-
-/// Fills the columns of run records, which later runs depend on, into a statement.
-pub(super) fn with_record(sql: &str) -> String {
-    let names: Vec<_> = include_str!("sql/starts_schema.sql")
-        .split_whitespace()
-        .collect();
-    let names: Vec<_> = names
-        .windows(2)
-        .filter(|pair| pair[0] == "EXISTS")
-        .map(|pair| pair[1])
-        .collect();
-    let of = |row: &str| {
-        names
-            .iter()
-            .map(|name| format!("{row}{name}"))
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
-    sql.replace("{record}", &of(""))
-        .replace("{f_record}", &of("f."))
-        .replace("{new_record}", &of("excluded."))
 }
 
 async fn upgrade(session: &mut PostgresSession, tables: &Tables) -> Result<Init> {
@@ -119,47 +77,23 @@ pub(super) async fn is_complete(session: &mut PostgresSession, tables: &Tables) 
         && column("mode").is_some()
         && column("revision").is_some()
         && column("document").is_some()
-        && column("warned_level").is_some()
+        && column("paced_hold").is_some()
+        && column("start_hold").is_some()
         && column("start_replaced").is_some();
-    let sides: Vec<String> = [
-        "_waiters",
-        "_rows",
-        "_fences",
-        "_sessions",
-        "_runs",
-        "_skips",
-        "_marks",
-    ]
-    .map(|suffix| tables.quoted(suffix))
-    .into();
+    let sides: Vec<String> = ["_waiters", "_rows", "_runs", "_skips"]
+        .map(|suffix| tables.quoted(suffix))
+        .into();
     let sides = session
         .query_one(
             "SELECT count(to_regclass(name)) FROM unnest($1) AS name",
             &[Value::Texts(&sides)],
         )
         .await?;
-    let fences = session
-        .query(COLUMNS, &[Value::Text(&tables.quoted("_fences"))])
-        .await?;
-    let complete = complete
-        && ["start_replaced", "drains"]
-            .iter()
-            .all(|name| fences.iter().any(|row| row.at(0) == *name));
     let runs = session
         .query(COLUMNS, &[Value::Text(&tables.quoted("_runs"))])
         .await?;
-    let sessions = session
-        .query(COLUMNS, &[Value::Text(&tables.quoted("_sessions"))])
-        .await?;
-    let logged = "SELECT relpersistence = 'p' FROM pg_class WHERE oid = to_regclass($1)";
-    let logged = session
-        .query(logged, &[Value::Text(&tables.quoted("_sessions"))])
-        .await?;
-    let complete = complete
-        && runs.iter().any(|row| row.at(0) == "outcome")
-        && sessions.iter().any(|row| row.at(0) == "ends")
-        && logged.iter().any(|row| row.at(0) == "t");
-    Ok(complete && sides.at(0) == "7")
+    let complete = complete && runs.iter().any(|row| row.at(0) == "outcome");
+    Ok(complete && sides.at(0) == "4")
 }
 
 /// See [`Database::collect`](crate::backends::sql::Database::collect).

@@ -1,27 +1,28 @@
-//! The holders of locks that sessions keep: what the server knows of its locks, and what their
-//! holders wrote.
+//! The sessions that have a lock, as the server tells.
 //!
 //! Read only. What the server tells this user nothing of (another user's session) stays unknown.
 
-use std::time::Duration;
-
-use super::{Postgres, options::AdvisoryKey};
+use super::{Postgres, names::Tables, options::AdvisoryKey};
 use crate::{
-    backends::sql::{Client, Fields, Row, SqlMode, as_fence, foreign_holder, micros},
-    lock::{Fence, Holder, Mode, Result},
+    backends::{
+        cas::Outside,
+        sql::{Client, Fields, Row, SqlMode, foreign_holder},
+    },
+    lock::{Mode, Result},
 };
 
-/// Returns the statement for a lock's holders, which [`read_holders`] reads.
-pub(super) fn look_sql(client: &Client<Postgres>) -> String {
-    if client.mode() == SqlMode::Row {
-        return client.tables.fill(include_str!("sql/row_holders.sql"));
-    }
+/// Returns the statement for the sessions that have a lock, which [`HolderSession::read`] reads;
+/// its only parameter is the lock's name.
+pub(super) fn holders_sql(client: &Client<Postgres>, name: &str) -> String {
     let big = |key: &str| {
         format!(
             "l.objsubid = 1 AND l.classid = (({key} >> 32) & 4294967295)::oid AND l.objid = ({key} & 4294967295)::oid"
         )
     };
+    let is_row = client.mode() == SqlMode::Row;
+    let row_lock = |tables: &Tables| format!("'{}'::bigint", tables.row_lock(name));
     let is_key = match client.options.advisory_key {
+        None if is_row => big(&row_lock(&client.tables)),
         None => big("hashtextextended($1, 0)"),
         Some(AdvisoryKey::One(key)) => big(&format!("'{key}'::bigint")),
         Some(AdvisoryKey::Two(first, second)) => {
@@ -32,87 +33,55 @@ pub(super) fn look_sql(client: &Client<Postgres>) -> String {
             )
         }
     };
-    client
-        .tables
-        .fill(include_str!("sql/advisory_holders.sql"))
-        .replace("{is_key}", &is_key)
+    let of_rows = if is_row {
+        include_str!("sql/row_lock.sql")
+    } else {
+        ""
+    };
+    client.tables.fill(
+        &include_str!("sql/holders.sql")
+            .replace("{row_lock}", of_rows.trim_end())
+            .replace("{is_key}", &is_key),
+    )
 }
-
-/// The [`HolderSession::pid`] of a hold whose server is gone.
-pub(super) const LEFT: i64 = 0;
 
 /// A session that has the lock.
 pub(super) struct HolderSession {
     /// The server's process.
     pub pid: i64,
+    pub shared: bool,
     /// When the process began to serve the session, if this user may see that.
     pub began: Option<String>,
-    pub holder: Holder,
+    /// It is one of dlock's, which may not have written its hold yet.
+    ours: bool,
 }
 
-/// Reads the answer to [`look_sql`], whose only row has no process if the lock has no holder.
-pub(super) fn read_sessions(rows: &[Row]) -> Result<Vec<HolderSession>> {
-    let mut sessions = Vec::new();
-    for row in rows {
-        let mut fields = Fields::of(row);
-        let Some(pid) = fields.int_or_null()? else {
-            continue;
-        };
-        let mode = if fields.flag()? {
+impl HolderSession {
+    pub(super) fn read(rows: &[Row]) -> Result<Vec<Self>> {
+        rows.iter()
+            .map(|row| {
+                let mut fields = Fields::of(row);
+                Ok(Self {
+                    pid: fields.int()?,
+                    shared: fields.flag()?,
+                    began: fields.text_or_null()?,
+                    ours: fields.flag()?,
+                })
+            })
+            .collect()
+    }
+
+    /// Returns another program's hold, if the session is not one of these numbers.
+    pub(super) fn outside(&self, known: &[i64]) -> Option<Outside> {
+        let mode = if self.shared {
             Mode::Shared
         } else {
             Mode::Exclusive
         };
-        let (fence, metadata, held) =
-            (fields.int_or_null()?, fields.json()?, fields.int_or_null()?);
-        let silent = fields.int_or_null()?.filter(|_| fence.is_some());
-        let holder = Holder {
-            metadata,
-            fence: fence.map(as_fence),
-            foreign: fence.is_none(),
-            held_for: held.map(micros),
-            renewed_ago: silent.filter(|_| pid != LEFT).map(micros),
-            expires_in: fields
-                .int_or_null()?
-                .zip(silent)
-                .map(|(ttl, silent)| micros(ttl * 1000 - silent)),
-            broken: fields.mark()?,
-            ..foreign_holder(mode)
-        };
-        sessions.push(HolderSession {
-            pid,
-            began: fields.text_or_null()?,
-            holder,
-        });
+        (!self.ours && !known.contains(&self.pid)).then(|| Outside {
+            holder: foreign_holder(mode),
+            left: None,
+            transient: false,
+        })
     }
-    Ok(sessions)
-}
-
-/// Returns the holders, and the last fence given out.
-pub(super) fn read_holders(rows: &[Row]) -> Result<(Vec<Holder>, Option<Fence>)> {
-    let last = rows
-        .first()
-        .map_or("", |row| row.at(LAST_FENCE))
-        .parse()
-        .ok()
-        .map(as_fence);
-    Ok((
-        read_sessions(rows)?
-            .into_iter()
-            .map(|session| session.holder)
-            .collect(),
-        last,
-    ))
-}
-
-/// The column of the last fence.
-const LAST_FENCE: usize = 10;
-
-/// Returns how long the lock stays busy because of holds whose server is gone.
-pub(super) fn left_for(rows: &[Row]) -> Result<Option<Duration>> {
-    Ok(read_sessions(rows)?
-        .iter()
-        .filter(|session| session.pid == LEFT)
-        .filter_map(|session| session.holder.expires_in)
-        .max())
 }

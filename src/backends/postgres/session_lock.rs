@@ -6,15 +6,14 @@ use super::{
     advisory_wait::{queued, queued_for_row},
     connection::{IDLE_SESSION_TIMEOUT, PostgresSession},
     failure,
-    names::Tables,
+    names::{SERVER, Tables},
     options::{AdvisoryKey, PostgresOptions},
-    starts,
-    statement::{Value, fill, json},
-    table::part,
+    statement::{Value, fill},
+    writing::Within,
 };
 use crate::{
-    backends::sql::{Fields, Row, Session as _, SessionLock, SqlMode, fence_int},
-    lock::{Break, Error, Fence, Holder, Kind, ReleaseInfo, Result, Ttl},
+    backends::sql::{self, Fields, Row, Server, SessionLock, SqlMode},
+    lock::{Error, Kind, Request, Result, Ttl},
 };
 
 /// From this version on a role's settings can limit a transaction as a whole.
@@ -34,12 +33,12 @@ pub struct PostgresSessionPart {
     pub pid: i32,
     /// The transaction that keeps the row locked.
     pub transaction: Option<i64>,
+    /// The server that has the session.
+    pub server: Option<Server>,
     /// The server counts the silence from an attempt that had the lock, not from the wait before.
     attempted: bool,
-    /// The holders at the last look.
-    pub found: Option<Vec<Holder>>,
     /// Later runs depend on the run's outcome.
-    pub matters: bool,
+    matters: bool,
 }
 
 /// A session that asks for a lock, waits for it or has it.
@@ -59,8 +58,8 @@ impl PostgresLock {
             tables,
             pid: 0,
             transaction: None,
+            server: None,
             attempted: false,
-            found: None,
             matters: false,
         };
         Ok(Self::new(session, options.sql.mode, name, shared, part))
@@ -73,12 +72,17 @@ impl PostgresLock {
         self.idle_limit = limit;
         let ms = limit.as_millis();
         let seconds = |part: Duration| part.as_secs().max(1);
+        let waits = format!(
+            "SET lock_timeout = '{}ms';",
+            sql::patience(limit).as_millis()
+        );
         let idle = match self.mode {
             SqlMode::Row => format!("SET idle_in_transaction_session_timeout = '{ms}ms';"),
+            // A renewal is written over this session, too, and must not wait for a locked row.
             _ if self.session.version >= IDLE_SESSION_TIMEOUT => {
-                format!("SET idle_session_timeout = '{ms}ms';")
+                format!("SET idle_session_timeout = '{ms}ms'; {waits}")
             }
-            _ => String::new(),
+            _ => waits,
         };
         let user_timeout = if self.session.version >= 120_000 {
             format!("SET tcp_user_timeout = '{ms}ms';")
@@ -100,8 +104,18 @@ impl PostgresLock {
 
     /// Asks for the lock once. Returns true if the session has the lock, also on a repeated
     /// request.
-    pub(super) async fn attempt(&mut self, ttl: Ttl) -> Result<bool> {
+    pub(super) async fn attempt(&mut self, request: &Request) -> Result<bool> {
+        let run_policy = request.run_policy.as_ref();
+        self.own.matters = run_policy.is_some_and(|run_policy| run_policy.once.is_some());
+        let ttl = request.ttl;
         let mut first = self.set_idle_limit(ttl.get());
+        if self.has {
+            // A wait left the lock in this session, which ends soon if it is silent.
+            if !std::mem::replace(&mut self.own.attempted, true) {
+                self.session.run(&first).await?;
+            }
+            return Ok(true);
+        }
         self.has = if self.mode == SqlMode::Row {
             first.push_str(BEGIN);
             self.lock_row(&first).await?
@@ -112,33 +126,14 @@ impl PostgresLock {
         Ok(self.has)
     }
 
-    /// Runs the statement that counts the fence: over `side`, if this session is in a transaction.
-    pub(super) async fn count(
-        &mut self,
-        ttl: Ttl,
-        fence: &str,
-        side: Option<&mut PostgresSession>,
-    ) -> Result<Vec<Row>> {
-        let first = if std::mem::take(&mut self.own.attempted) {
-            String::new()
-        } else {
-            self.set_idle_limit(ttl.get())
-        };
-        let rows = match side {
-            Some(side) if first.is_empty() => side.run(fence).await?,
-            Some(side) => {
-                // Both run at the same time: a fence that was counted for a session that is over is
-                // skipped.
-                let (ours, rows) = tokio::join!(self.session.run(&first), side.run(fence));
-                if let Err(error) = ours {
-                    self.give_back().await?;
-                    return Err(error);
-                }
-                rows?
-            }
-            None => self.session.run(&format!("{first}{fence}")).await?,
-        };
-        Ok(rows)
+    /// Returns the session as the document writes it, and what must be true while it has the lock,
+    /// as a part of a condition. A late request must not write for a session that is over.
+    pub(super) fn evidence(&self) -> Option<(String, String)> {
+        let server = self.own.server.as_ref().filter(|_| self.has)?;
+        let lasts = self.own.transaction.map_or_else(String::new, |id| {
+            format!(" AND txid_status({id}) = 'in progress'")
+        });
+        Some((server.session(self.own.pid.into()), lasts))
     }
 
     /// Returns the suffix of the functions of advisory locks.
@@ -148,7 +143,7 @@ impl PostgresLock {
 
     async fn lock_key(&mut self, first: &str) -> Result<bool> {
         let sql = format!(
-            "SELECT pg_backend_pid(), pg_try_advisory_lock{}({})",
+            "SELECT {SERVER}, pg_backend_pid(), pg_try_advisory_lock{}({})",
             self.suffix(),
             self.arguments()
         );
@@ -164,6 +159,10 @@ impl PostgresLock {
     fn read(&mut self, rows: &[Row]) -> Result<bool> {
         let row = rows.first().ok_or_else(no_row)?;
         let mut fields = Fields::of(row);
+        self.own.server = Some(Server {
+            identity: fields.text()?,
+            started_us: fields.int()?,
+        });
         self.own.pid = i32::try_from(fields.int()?).unwrap_or_default();
         let has = fields.flag()?;
         self.own.transaction = if self.mode == SqlMode::Row {
@@ -174,20 +173,14 @@ impl PostgresLock {
         Ok(has)
     }
 
-    /// Locks the row in a transaction of its own, which ends if another session has the row. A
-    /// reader ends it too if a writer waits.
+    /// Locks the row in a transaction of its own, which ends if another session has the row or
+    /// waits to have it alone.
     async fn lock_row(&mut self, first: &str) -> Result<bool> {
-        let how = if self.shared {
-            format!(
-                "AND pg_try_advisory_xact_lock_shared({}) FOR SHARE",
-                self.own.tables.reader_lock(&self.name)
-            )
-        } else {
-            "FOR UPDATE".to_owned()
-        };
+        let (suffix, turn) = (self.suffix(), self.own.tables.row_lock(&self.name));
+        let how = if self.shared { "SHARE" } else { "UPDATE" };
         let lock = self.own.tables.fill(&format!(
-            "SELECT pg_backend_pid(), locked.name IS NOT NULL, txid_current_if_assigned() FROM (SELECT 1) AS one
-               LEFT JOIN (SELECT name FROM {{rows}} WHERE name = $1 {how} SKIP LOCKED) AS locked ON true",
+            "SELECT {SERVER}, pg_backend_pid(), locked.name IS NOT NULL, txid_current_if_assigned() FROM (SELECT 1) AS one
+               LEFT JOIN (SELECT name FROM {{rows}} WHERE name = $1 AND pg_try_advisory_xact_lock{suffix}({turn}) FOR {how} SKIP LOCKED) AS locked ON true",
         ));
         let rows = self
             .session
@@ -240,7 +233,7 @@ impl PostgresLock {
                 let turn = format!(
                     "PERFORM pg_advisory_xact_lock{}({});",
                     self.suffix(),
-                    self.own.tables.reader_lock(&self.name)
+                    self.own.tables.row_lock(&self.name)
                 );
                 self.own.tables.fill(&format!(
                     "{turn} PERFORM 1 FROM {{rows}} WHERE name = $1 FOR {lock};"
@@ -276,43 +269,50 @@ impl PostgresLock {
         Ok(self.has)
     }
 
-    /// Returns the server's time in µs and the break of the hold with this fence, or `None` if the
-    /// hold is over. The statement keeps the session for its idle limit, or sets another one. In
-    /// `mode=row` a failed statement ends the transaction and the hold.
+    /// Returns what stands around the statement of a release. In `mode=row` it is in the transaction
+    /// that has the lock, so that all changes become visible at once. It waits for the server's disk
+    /// only if later runs depend on it: a crash ends the hold, too.
+    pub(super) fn giving_back(&self) -> Within {
+        let lazily = if self.own.matters {
+            ""
+        } else {
+            "SET LOCAL synchronous_commit = off;"
+        };
+        match self.mode {
+            SqlMode::Row => Within {
+                begin: format!("SAVEPOINT had;{lazily}"),
+                end: "COMMIT",
+                undo: "ROLLBACK TO had",
+            },
+            _ => Within {
+                begin: format!("BEGIN;{lazily}"),
+                end: "COMMIT; SELECT pg_advisory_unlock_all()",
+                undo: "ROLLBACK",
+            },
+        }
+    }
+
+    /// Keeps the session for its idle limit, or sets another one. Returns false if the hold is over:
+    /// in `mode=row` a failed statement ends the transaction.
     ///
     /// # Errors
     /// Also if the server is read-only: another one may serve the other clients by now, and its
     /// locks do not exclude this one.
-    pub(super) async fn extend(
-        &mut self,
-        fence: Fence,
-        idle_limit: Option<Duration>,
-    ) -> Result<Option<(i64, Option<Break>)>> {
-        let first = idle_limit
+    pub(super) async fn keep(&mut self, limit: Option<Duration>) -> Result<bool> {
+        let first = limit
             .map(|limit| self.set_idle_limit(limit))
             .unwrap_or_default();
-        let sql = self.own.tables.fill(
-            "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us,
-                    current_setting('default_transaction_read_only') = 'on', m.mark, m.seen
-               FROM (SELECT 1) AS one LEFT JOIN {marks} AS m ON m.name = $1 AND m.fence = $2",
-        );
-        let sql = fill(
-            &sql,
-            &[Value::Text(&self.name), Value::Int(fence_int(fence))],
-        );
-        let read = |rows: Vec<Row>| {
-            let mut fields = Fields::of(rows.first().ok_or_else(no_row)?);
-            Ok((fields.int()?, fields.flag()?, fields.mark()?))
-        };
+        let sql = "SELECT current_setting('default_transaction_read_only') = 'on'";
+        let read_only = |rows: Vec<Row>| Fields::of(rows.first().ok_or_else(no_row)?).flag();
         match self
             .session
             .run(&format!("{first}{sql}"))
             .await
-            .and_then(read)
+            .and_then(read_only)
         {
-            Ok((_, true, _)) => Err(failure::read_only()),
-            Ok((now_us, false, mark)) => Ok(Some((now_us, mark))),
-            Err(_) if self.mode == SqlMode::Row => Ok(None),
+            Ok(true) => Err(failure::read_only()),
+            Ok(false) => Ok(true),
+            Err(_) if self.mode == SqlMode::Row => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -334,78 +334,6 @@ impl PostgresLock {
             }
         }
         Ok(())
-    }
-
-    /// Records how this hold and its run ended, and gives the lock back. A failure to record keeps
-    /// no lock: the next holder only waits a moment without need.
-    pub(super) async fn end(
-        &mut self,
-        (hold, fence): (&str, Fence),
-        info: &ReleaseInfo,
-    ) -> Result<()> {
-        self.has = false;
-        let how = info.end.as_ref().map(ToString::to_string);
-        let outcome = json(info.outcome.as_ref())?;
-        let became = match info.run_state {
-            Some(_) => format!(
-                ", became AS (UPDATE {{fences}} AS l SET fence = l.fence{} FROM freed AS f \
-                 WHERE l.name = $1 AND f.fence IN (l.start_fence, l.paced_fence))",
-                starts::outcome(info.run_state, "f.fence")
-            ),
-            None => String::new(),
-        };
-        let say = |remembers: bool| {
-            let sql = include_str!("sql/end_hold.sql")
-                .replace(
-                    "{remembered}",
-                    &part(remembers, include_str!("sql/remember.sql")),
-                )
-                .replace(
-                    "{trimmed}",
-                    &part(
-                        remembers && fence.0.is_multiple_of(4),
-                        include_str!("sql/trimmed.sql"),
-                    ),
-                )
-                .replace("{became}", &became);
-            let values = [
-                Value::Text(&self.name),
-                Value::Pid(self.own.pid),
-                Value::Text(hold),
-                Value::Maybe(how.as_deref()),
-                Value::Maybe(outcome.as_deref()),
-            ];
-            fill(&self.own.tables.fill(&sql), &values)
-        };
-        // The release waits for the server's disk only if later runs depend on the record.
-        let lazily = if self.own.matters {
-            ""
-        } else {
-            "SET LOCAL synchronous_commit = off;"
-        };
-        let (begin, again, end) = match self.mode {
-            // In the transaction that has the lock, so that all changes become visible at once.
-            SqlMode::Row => ("SAVEPOINT had;", "ROLLBACK TO had;", "COMMIT"),
-            SqlMode::Lease | SqlMode::Advisory => (
-                "BEGIN;",
-                "ROLLBACK; BEGIN;",
-                "COMMIT; SELECT pg_advisory_unlock_all()",
-            ),
-        };
-        let mut ways = vec![format!("{begin} {lazily} {}; {end}", say(how.is_some()))];
-        if how.is_some() {
-            // The history entry can't be written.
-            ways.push(format!("{again} {lazily} {}; {end}", say(false)));
-        }
-        ways.push("ROLLBACK; SELECT pg_advisory_unlock_all()".into());
-        let mut done = Ok(Vec::new());
-        for way in ways {
-            done = self.session.run(&way).await;
-            if done.is_ok() || !self.session.is_open() {
-                break;
-            }
-        }
-        done.map(|_| ())
     }
 
     /// Fills the lock's name into a statement, for `$1`.

@@ -1,36 +1,36 @@
 //! `mode=row` and `mode=advisory` of PostgreSQL: see [`crate::backends::sql::sessions`].
 //!
-//! In `mode=row` the server checks for waiting writers before it lets a reader in by an advisory
-//! lock next to the row.
-//!
-//! Worst cases of a hold's begin: the answer is lost and the request is repeated (the row says
-//! which fence was counted for this hold: its start is no run before it, and counts once); the
-//! request is given up (the session that counts is ended before its rows are removed); the lock's
-//! session ends while the fence is counted over another one (as a holder that vanishes: the start
-//! stays), or before (nothing is counted: the lock may have its next holder by then).
+//! In `mode=row` each session also has an advisory lock, alone or shared as the row. The server
+//! tells who has that lock, and lets no reader in while a writer waits for it.
 
 use std::time::Duration;
+
+use async_trait::async_trait;
 
 use super::{
     Postgres, checks,
     connection::PostgresSession,
     history,
+    names::SERVER,
     options::PostgresOptions,
-    schema,
-    session_holders::{left_for, look_sql, read_holders},
-    session_lock::{PostgresLock, PostgresSessionPart, no_row},
-    starts,
-    statement::{Value, fill, json},
-    table::{PostgresLockTable, part},
+    session_holders::{HolderSession, holders_sql},
+    session_lock::{PostgresLock, PostgresSessionPart},
+    sharing::advisory_name,
+    statement::Value,
+    table::PostgresLockTable,
 };
 use crate::{
-    backends::sql::{
-        self, Begun, Client, Fields, HasClient, Over, Row, SHARED_BY, SessionLocks, SessionStore,
-        SqlMode, Tries, as_fence, ms,
+    backends::{
+        cas::{Change, ReadFor, Snapshot, Store},
+        sql::{
+            self, Client, Fields, HasClient, Locks, Server, Session as _, SessionLocks,
+            SessionStore, SqlMode,
+            row::{self, Own, RowVersion, Write},
+        },
     },
     lock::{
-        Amendment, Break, Capabilities, DRAIN_DELAY, Error, Fence, Holder, Intent, Key, Kind, Mode,
-        ReleaseInfo, Request, Result, RunRecord, RunState, Token, Ttl,
+        Busy, Capabilities, Error, Fence, HistoryEntry, Identity, Intent, Key, Kind, Mode, Note,
+        Notice, Progress, ReleaseInfo, Request, Result, SkipCount, Token, Ttl, Wake, Which,
     },
 };
 
@@ -45,17 +45,20 @@ pub(super) const ADVISORY: Capabilities = Capabilities {
     ..ROW
 };
 
-/// How many parameters `begin_hold.sql` has of its own.
-const OWN: usize = 8;
-
 /// Locks that sessions keep.
 pub(super) type Sessions = SessionLocks<PostgresSessions>;
 
 /// A client whose sessions keep locks. The [`Client`]'s own session serves everything else.
 pub(in crate::backends) struct PostgresSessions {
-    pub(super) client: Client<Postgres>,
+    client: Client<Postgres>,
+    locks: Locks<PostgresLock>,
     /// No pooler between dlock and the server shares its sessions.
     direct: bool,
+    /// The hold that was granted last, which is in no list of waiters any more.
+    granted: Option<Token>,
+    own: Own,
+    /// How often a row was written in vain since the last success.
+    failed: u32,
 }
 
 impl Sessions {
@@ -63,7 +66,11 @@ impl Sessions {
     pub fn new(options: PostgresOptions) -> Self {
         Self::of(PostgresSessions {
             client: Client::new(options),
+            locks: Locks::default(),
             direct: false,
+            granted: None,
+            own: Own::default(),
+            failed: 0,
         })
     }
 }
@@ -81,86 +88,353 @@ impl HasClient for PostgresSessions {
 }
 
 impl PostgresSessions {
-    pub(super) fn is_row(&self) -> bool {
-        self.client.mode() == SqlMode::Row
-    }
-
-    pub(super) fn name_of(&self, key: &Key) -> String {
+    fn name_of(&self, key: &Key) -> String {
         self.client.names.of(key)
     }
 
-    /// Asks over the client's own session.
-    pub(super) async fn aside<T>(
+    /// Asks the table: over the session of the request that is being served, or over the client's
+    /// own.
+    async fn ask<T>(
         &mut self,
         question: impl AsyncFnOnce(&mut PostgresLockTable<'_>) -> Result<T>,
     ) -> Result<T> {
+        let evidence = self.locks.served().and_then(|lock| lock.evidence());
+        if let Some(lock) = self.locks.asking() {
+            let mut table = PostgresLockTable {
+                evidence,
+                ..PostgresLockTable::over(&mut lock.session, &self.client.tables)
+            };
+            return question(&mut table).await;
+        }
         let mut session = self.client.lend().await?;
-        let answer = question(&mut PostgresLockTable::over(
-            &mut session,
-            &self.client.tables,
-        ))
+        let answer = question(&mut PostgresLockTable {
+            evidence,
+            ..PostgresLockTable::over(&mut session, &self.client.tables)
+        })
         .await;
         self.client.put_back(session, &answer);
         answer
     }
 
-    /// As [`PostgresSessions::aside`], for a question that only reads: a standby can answer it,
-    /// too.
-    pub(super) async fn read<T>(
+    /// As [`PostgresSessions::ask`], for a question that only reads: a standby can answer it, too.
+    async fn look<T>(
         &mut self,
         question: impl AsyncFn(&mut PostgresLockTable<'_>) -> Result<T>,
     ) -> Result<T> {
-        self.aside(async |table| table.read_anywhere(&question).await)
+        self.ask(async |table| table.read_anywhere(&question).await)
             .await
     }
 
-    /// Runs statements over the client's own session.
-    pub(super) async fn query(&mut self, sql: &str, values: &[Value<'_>]) -> Result<Vec<Row>> {
-        self.aside(async |table| table.session.query(sql, values).await)
-            .await
-    }
-
-    /// Runs statements over the session that has the lock, or outside its transaction.
-    async fn over(
-        &mut self,
-        lock: &mut PostgresLock,
-        sql: &str,
-        values: &[Value<'_>],
-    ) -> Result<Vec<Row>> {
-        if self.is_row() {
-            self.query(sql, values).await
-        } else {
-            lock.session.query(sql, values).await
+    /// Writes a row back. A session that releases its hold gives back the lock, too.
+    async fn write(&mut self, key: &Key, write: &Write) -> Result<bool> {
+        let has = |lock: &&mut PostgresLock| lock.has && lock.session.is_alive();
+        if let Some(token) = &write.releases
+            && let Some(lock) = self.locks.of(key, token).filter(has)
+        {
+            let within = lock.giving_back();
+            let given = PostgresLockTable::over(&mut lock.session, &self.client.tables)
+                .give_back(write, &within)
+                .await?;
+            lock.has = !given;
+            return Ok(given);
         }
+        self.ask(async |table| table.write(write).await).await
     }
 
-    /// Records for other clients that the lease has another length. A failure changes nothing else.
-    async fn publish(&mut self, lock: &PostgresLock, token: &Token) {
-        let sql = self
-            .client
-            .tables
-            .fill("UPDATE {sessions} SET ttl_ms = $4 WHERE name = $1 AND pid = $2 AND hold = $3");
-        let (hold, length) = (
-            token.hold_text(),
-            i64::try_from(lock.idle_limit.as_millis()).unwrap_or(i64::MAX),
-        );
-        let _: Result<_> = self
-            .query(
-                &sql,
-                &[
-                    Value::Text(&lock.name),
-                    Value::Pid(lock.own.pid),
-                    Value::Text(&hold),
-                    Value::Int(length),
-                ],
-            )
-            .await;
+    /// Returns the server, and the sessions that have a lock.
+    async fn holders(&mut self, name: &str) -> Result<(Server, Vec<HolderSession>)> {
+        let sql = holders_sql(&self.client, name);
+        self.look(async |table| {
+            let server = table
+                .session
+                .query_one(&format!("SELECT {SERVER}"), &[])
+                .await?;
+            let mut fields = Fields::of(&server);
+            let server = Server {
+                identity: fields.text()?,
+                started_us: fields.int()?,
+            };
+            let rows = table.session.query(&sql, &[Value::Text(name)]).await?;
+            Ok((server, HolderSession::read(&rows)?))
+        })
+        .await
+    }
+
+    /// Tells a snapshot which of its holders' sessions live, as far as the purpose needs it. The
+    /// evidence is later than the document.
+    async fn witness(
+        &mut self,
+        name: &str,
+        snapshot: &mut Snapshot<RowVersion>,
+        purpose: ReadFor<'_>,
+    ) -> Result<()> {
+        let (now, mut has) = (snapshot.now(), false);
+        match purpose {
+            // The holder of the lock judges no others.
+            ReadFor::Release(..) => return Ok(()),
+            ReadFor::Acquire { request, .. } => {
+                let lock = self.locks.of(&request.key, &request.token);
+                if let Some(lock) = lock.filter(|lock| lock.has) {
+                    has = true;
+                    snapshot.document.forget_session(&request.token, now);
+                    if snapshot.document.without_sessions(now) {
+                        return Ok(());
+                    }
+                    // Asked last: a session that answers had the row when the document was read.
+                    if lock.mode == SqlMode::Row && !lock.keep(None).await? {
+                        return Err(sql::session_is_over());
+                    }
+                    if let Some(server) = lock.own.server.as_ref().filter(|_| !lock.shared) {
+                        server.witness(&mut snapshot.document, now, |_, _| false);
+                        return Ok(());
+                    }
+                }
+            }
+            ReadFor::Change | ReadFor::Warn if snapshot.document.without_sessions(now) => {
+                return Ok(());
+            }
+            ReadFor::Change | ReadFor::Warn | ReadFor::Look => {}
+        }
+        let (server, holders) = self.holders(name).await?;
+        let known: Vec<_> = snapshot
+            .document
+            .sessions()
+            .filter_map(|session| server.number(session))
+            .collect();
+        server.witness(&mut snapshot.document, now, |holder, number| {
+            holders
+                .iter()
+                .any(|one| one.pid == number && one.shared == (holder.mode == Mode::Shared))
+        });
+        if !has {
+            snapshot.outside = snapshot
+                .outside
+                .take()
+                .or_else(|| holders.iter().find_map(|one| one.outside(&known)));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait(?Send)]
+impl Store for PostgresSessions {
+    type Version = RowVersion;
+    const IN_ONE_STEP: bool = true;
+
+    fn identity(&self) -> Identity {
+        self.client.identity()
+    }
+
+    fn stored_as(&self, key: &Key) -> Result<String> {
+        Ok(match self.client.mode() {
+            SqlMode::Advisory => advisory_name(&self.client.options, key),
+            SqlMode::Lease | SqlMode::Row => self.name_of(key),
+        })
+    }
+
+    async fn grant(&mut self, request: &Request) -> Result<Option<Fence>> {
+        let name = self.name_of(&request.key);
+        self.granted = None;
+        self.own.forget();
+        // A question over the second session that is late would grant another hold.
+        self.client.end_abandoned().await?;
+        let Some(row) = self
+            .ask(async |table| table.grant(&name, request).await)
+            .await?
+        else {
+            return Ok(None);
+        };
+        let fence = row.fence();
+        self.granted = Some(request.token);
+        self.own.note(row);
+        Ok(Some(fence))
+    }
+
+    async fn extend(
+        &mut self,
+        key: &Key,
+        token: &Token,
+        intent: Intent,
+    ) -> Result<Option<(Ttl, Fence)>> {
+        let Some((row, ttl)) = self.own.of(&self.client.names.of(key), token) else {
+            return Ok(None);
+        };
+        // Another length is written with the hold.
+        if intent.ttl().is_some_and(|other| other != ttl) {
+            return Ok(None);
+        }
+        self.own.forget();
+        let Some(row) = self
+            .ask(async |table| table.extend(&row, ttl).await)
+            .await?
+        else {
+            return Ok(None);
+        };
+        let fence = row.fence();
+        self.own.note(row);
+        if let Some(lock) = self.locks.asking() {
+            lock.proved = true;
+        }
+        Ok(Some((ttl, fence)))
+    }
+
+    async fn free(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<bool> {
+        let Some((row, _)) = self.own.of(&self.client.names.of(key), token) else {
+            return Ok(false);
+        };
+        self.own.forget();
+        let write = row::release(row, token, info)?;
+        self.write(key, &write).await
+    }
+
+    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<RowVersion>> {
+        let (name, pause) = (self.name_of(key), row::pause(self.failed));
+        let question = async |table: &mut PostgresLockTable<'_>| {
+            let mut found = table.read(&name, pause).await?;
+            if found.is_none() && matches!(purpose, ReadFor::Acquire { claims: true, .. }) {
+                table.create(&name).await?;
+                found = table.read(&name, Duration::ZERO).await?;
+            }
+            let waiters = if matches!(purpose, ReadFor::Look) {
+                table.queue(&name, true).await?
+            } else {
+                Vec::new()
+            };
+            row::snapshot(found, &waiters, purpose)
+        };
+        let mut snapshot = match purpose {
+            ReadFor::Look => self.look(question).await?,
+            ReadFor::Acquire { .. } | ReadFor::Release(..) => {
+                self.client.end_abandoned().await?;
+                self.ask(question).await?
+            }
+            ReadFor::Change | ReadFor::Warn => self.ask(question).await?,
+        };
+        snapshot.apart = true;
+        self.witness(&name, &mut snapshot, purpose).await?;
+        Ok(snapshot)
+    }
+
+    async fn swap(
+        &mut self,
+        key: &Key,
+        was: Snapshot<RowVersion>,
+        change: Change<'_>,
+    ) -> Result<bool> {
+        let mut document = change.document.clone();
+        if let Some(request) = change.request
+            && let Some((session, _)) = self
+                .locks
+                .of(key, &request.token)
+                .and_then(|lock| lock.evidence())
+        {
+            document.attach(&request.token, &session);
+        }
+        let change = Change {
+            document: &document,
+            ..change
+        };
+        let Some(write) = row::write(was, change) else {
+            return Ok(true);
+        };
+        self.own.forget();
+        let written = self.write(key, &write).await?;
+        self.failed = if written { 0 } else { self.failed + 1 };
+        if !written {
+            return Ok(false);
+        }
+        if let Some(request) = &write.granted {
+            self.granted = Some(request.token);
+        }
+        self.own.note(write.written());
+        Ok(true)
+    }
+
+    /// The session that asks for the lock waits.
+    async fn wait(&mut self, _: &Request, _: Duration, _: bool) -> Result<Wake> {
+        Ok(Wake::Changed)
+    }
+
+    fn advise(&mut self, _: &Request, busy: &mut Busy) {
+        busy.notifies = true;
+    }
+
+    async fn note_waiter(&mut self, request: &Request, _: u64) -> Result<Option<u32>> {
+        let name = self.name_of(&request.key);
+        self.ask(async |table| table.join_queue(&name, request).await)
+            .await
+            .map(Some)
+    }
+
+    async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
+        if self.granted == Some(request.token) {
+            return Ok(true);
+        }
+        let name = self.name_of(&request.key);
+        self.ask(async |table| table.leave_queue("", &name, &request.token).await)
+            .await
+            .map(|_| true)
+    }
+
+    async fn scan(
+        &mut self,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
+        let start = self.client.names.starting_with(start);
+        let names = self
+            .look(async |table| table.held(&start, progress).await)
+            .await?;
+        let mut found = Vec::new();
+        for name in names {
+            let Some(key) = self.client.names.key(&name) else {
+                continue;
+            };
+            let snapshot = self.read(&key, ReadFor::Look).await?;
+            progress.part();
+            found.push((key, snapshot));
+        }
+        Ok(found)
+    }
+
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+        let start = self.client.names.starting_with(start);
+        let names = self
+            .look(async |table| table.known(&start, which, progress).await)
+            .await?;
+        Ok(names
+            .iter()
+            .filter_map(|name| self.client.names.key(name))
+            .collect())
+    }
+
+    async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
+        let name = self.name_of(key);
+        self.look(async |table| history::read(table.session, table.tables, &name).await)
+            .await
+    }
+
+    async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let name = self.name_of(key);
+        self.ask(async |table| history::note(table.session, table.tables, &name, note).await)
+            .await
+    }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.client.notices)
     }
 }
 
 impl SessionStore for PostgresSessions {
     type Own = PostgresSessionPart;
-    const GRANT_LEAVES_QUEUE: bool = true;
+
+    fn locks(&self) -> &Locks<PostgresLock> {
+        &self.locks
+    }
+
+    fn locks_mut(&mut self) -> &mut Locks<PostgresLock> {
+        &mut self.locks
+    }
 
     async fn open_lock(
         &mut self,
@@ -178,347 +452,52 @@ impl SessionStore for PostgresSessions {
         Ok(lock)
     }
 
-    async fn attempt(&mut self, lock: &mut PostgresLock, request: &Request) -> Result<bool> {
-        // A wait left the lock in a session that says so if it is over.
-        Ok(lock.has
-            || lock.attempt(request.ttl).await?
-            || lock.make_row().await? && lock.attempt(request.ttl).await?)
+    async fn attempt(lock: &mut PostgresLock, request: &Request) -> Result<bool> {
+        Ok(lock.attempt(request).await? || lock.make_row().await? && lock.attempt(request).await?)
     }
 
-    async fn count(
-        &mut self,
-        lock: &mut PostgresLock,
-        request: &Request,
-        judged: Option<(&RunRecord, u64)>,
-    ) -> Result<Option<Begun>> {
-        lock.own.matters = request
-            .run_policy
-            .as_ref()
-            .is_some_and(|run_policy| run_policy.once.is_some());
-        let begin = starts::begin(request, judged);
-        let (metadata, hold) = (json(request.metadata.as_ref())?, request.token.hold_text());
-        // A side session that is late would count another fence for this hold.
-        self.client.end_abandoned().await?;
-        let parameters = [
-            Value::Text(&lock.name),
-            Value::Pid(lock.own.pid),
-            Value::Bool(lock.shared),
-            Value::Int(ms(request.ttl)),
-            Value::Maybe(metadata.as_deref()),
-            Value::Text(&hold),
-            Value::Text(lock.mode.name()),
-            Value::Text(SHARED_BY),
-        ];
-        let now = if judged.is_none() {
-            Some("timezone('utc', clock_timestamp())")
-        } else {
-            None
-        };
-        let parameters = [
-            &parameters[..],
-            &starts::values(&begin, metadata.as_deref(), &hold),
-        ]
-        .concat();
-        let tables = &self.client.tables;
-        let sql = |others| {
-            fill(
-                &starts::granting(
-                    &tables.fill(&begin_sql(others, request.waiting, lock.own.transaction)),
-                    &begin,
-                    OWN,
-                    now,
-                ),
-                &parameters,
-            )
-        };
-        // The server plans the whole statement each time. Mostly there is no row of another hold,
-        // and the short one will do.
-        let ways = if lock.shared {
-            vec![sql(true)]
-        } else {
-            vec![sql(false), sql(true)]
-        };
-        let mut side = if self.is_row() {
-            Some(self.client.lend().await?)
-        } else {
-            None
-        };
-        let mut rows = Ok(Vec::new());
-        for sql in ways {
-            rows = lock.count(request.ttl, &sql, side.as_mut()).await;
-            if !rows.as_ref().is_ok_and(Vec::is_empty) {
-                break;
-            }
-        }
-        if let Some(side) = side {
-            self.client.put_back(side, &rows);
-        }
-        let rows = rows?;
-        let Some(row) = rows.first() else {
-            return Ok(None);
-        };
-        let mut fields = Fields::of(row);
-        let (fence, now_us, drains) = (as_fence(fields.int()?), fields.int()?, fields.flag()?);
-        if drains && self.client.session.is_some() {
-            let trimmed = self.aside(async |table| {
-                history::trim_at_times(table.session, table.tables, &lock.name, fence).await;
-                Ok(())
-            });
-            let _: Result<()> = trimmed.await;
-        }
-        Ok(Some(Begun {
-            fence,
-            now_us,
-            drains,
-        }))
-    }
-
-    async fn claim(
-        &mut self,
-        lock: &mut PostgresLock,
-        request: &Request,
-    ) -> Result<(Option<String>, bool)> {
-        let hold = request.token.hold_text();
-        let values = [
-            Value::Text(&lock.name),
-            Value::Text(&hold),
-            Value::Bool(lock.shared),
-            Value::Text(lock.mode.name()),
-        ];
-        let sql = fill(
-            &self
-                .client
-                .tables
-                .fill(&schema::with_record(include_str!("sql/clear_hold.sql"))),
-            &values,
-        );
-        let rows = self.over(lock, &sql, &[]).await?;
-        let mut fields = Fields::of(rows.first().ok_or_else(no_row)?);
-        Ok((fields.text_or_null()?, fields.flag()?))
-    }
-
-    async fn run_record(&mut self, lock: &mut PostgresLock) -> Result<Option<(RunRecord, u64)>> {
-        let sql = fill(
-            &self
-                .client
-                .tables
-                .fill(include_str!("sql/session_starts.sql")),
-            &[Value::Text(&lock.name)],
-        );
-        let rows = self.over(lock, &sql, &[]).await?;
-        let Some(row) = rows.first() else {
-            return Ok(None);
-        };
-        let mut fields = Fields::of(row);
-        Ok(Some((
-            fields.run_record()?,
-            u64::try_from(fields.int()?).unwrap_or_default(),
-        )))
-    }
-
-    async fn let_go(lock: &mut PostgresLock) -> Result<()> {
-        lock.own.found = None;
-        lock.give_back().await
-    }
-
-    async fn look_and_queue(
-        &mut self,
-        lock: &mut PostgresLock,
-        request: &Request,
-    ) -> Result<(Vec<Holder>, Option<u32>)> {
-        let look = look_sql(&self.client);
-        let mut position = None;
-        if request.waiting {
-            position = Some(
-                PostgresLockTable::over(&mut lock.session, &self.client.tables)
-                    .join_queue(&lock.name, request)
-                    .await?,
-            );
-        }
-        if position.is_none_or(|place| place <= crate::backends::sql::NEAR)
-            || lock.own.found.is_none()
-        {
-            // To answer, the server lists every waiter: a waiter far behind looks once.
-            let rows = lock
-                .session
-                .query(&look, &[Value::Text(&lock.name)])
-                .await?;
-            lock.left_for = left_for(&rows)?;
-            lock.own.found = Some(read_holders(&rows)?.0);
-        }
-        Ok((lock.own.found.clone().unwrap_or_default(), position))
-    }
-
-    async fn wait(lock: &mut PostgresLock, ttl: Ttl, at_most: Duration) -> Result<bool> {
+    async fn block(lock: &mut PostgresLock, ttl: Ttl, at_most: Duration) -> Result<bool> {
         // The server ends it by itself. However late its answer comes on a machine that is busy,
         // breaking the session off would only make it busier: each of many would log in again.
         lock.wait(ttl, at_most).await
     }
 
-    async fn leave(&mut self, tries: &mut Tries<PostgresLock>, request: &Request) -> Result<()> {
-        let (key, token) = (&request.key, &request.token);
-        if let Some(mut lock) = self.take_try(tries, key, token) {
-            // A lock that the session got meanwhile is released with it, and the next waiter gets
-            // it.
-            self.client.abandon_unless_kept(&lock.session);
-            if lock.give_back().await.is_ok() {
-                self.client.is_kept(&lock.session);
-                self.client.session.get_or_insert(lock.session);
-            }
-        }
-        self.client.end_abandoned().await?;
+    async fn keep(lock: &mut PostgresLock, limit: Option<Duration>) -> Result<bool> {
+        lock.keep(limit).await
+    }
+
+    async fn let_go(lock: &mut PostgresLock) -> Result<()> {
+        lock.found = None;
+        lock.give_back().await
+    }
+
+    async fn end_holder(&mut self, key: &Key, session: &str) -> Result<()> {
         let name = self.name_of(key);
-        self.aside(async |table| table.leave_queue("", &name, token).await)
-            .await
-            .map(|_| ())
-    }
-
-    async fn renew(
-        &mut self,
-        lock: &mut PostgresLock,
-        (_, fence): (&Token, Fence),
-        _: Ttl,
-        intent: Option<Intent>,
-    ) -> Result<Option<(i64, Option<Break>)>> {
-        let Some((now_us, mark)) = lock.extend(fence, None).await? else {
-            return Ok(None);
+        let (server, holders) = self.holders(&name).await?;
+        let Some(pid) = server.number(session) else {
+            return Ok(());
         };
-        match (intent, mark) {
-            (Some(Intent::Extend(_)), mark) => return Ok(Some((now_us, mark))),
-            (Some(_), Some(mark)) if !mark.seen => self.note_seen(&lock.name, fence).await,
-            _ => {}
-        }
-        Ok(Some((now_us, None)))
-    }
-
-    async fn change_idle_limit(
-        &mut self,
-        lock: &mut PostgresLock,
-        (token, fence): (&Token, Fence),
-        limit: Duration,
-    ) -> Result<bool> {
-        let lasts = lock.extend(fence, Some(limit)).await?.is_some();
-        if lasts {
-            self.publish(lock, token).await;
-        }
-        Ok(lasts)
-    }
-
-    async fn withdraw(
-        &mut self,
-        tries: &mut Tries<PostgresLock>,
-        key: &Key,
-        token: &Token,
-        _: &ReleaseInfo,
-    ) -> bool {
-        if let Some(lock) = tries.take(key, token) {
-            self.client.abandon(lock.session);
-        }
-        false
-    }
-
-    async fn forget(&mut self, key: &Key, token: &Token, info: &ReleaseInfo, over: Over) {
-        let which = if over == Over::Silent || info.run_state == Some(RunState::Cancelled) {
-            ""
-        } else {
-            "AND s.server IS DISTINCT FROM {server}"
+        let has = |holders: &[HolderSession]| holders.iter().position(|one| one.pid == pid);
+        let Some(at) = has(&holders) else {
+            return Ok(());
         };
-        let (name, hold) = (self.name_of(key), token.hold_text());
-        let how = info.end.as_ref().map(ToString::to_string);
-        let remember = include_str!("sql/remember.sql")
-            .replace("$4", "$3")
-            .replace("$5", "$4");
-        let sql = include_str!("sql/forget_hold.sql")
-            .replace("{which}", which)
-            .replace("{remembered}", &part(how.is_some(), &remember));
-        let sql = self
-            .client
-            .tables
-            .fill(&sql)
-            .replace("{became}", &starts::outcome(info.run_state, "f.fence"));
-        let _: Result<_> = self
-            .aside(async |table| {
-                let outcome = json(info.outcome.as_ref())?;
-                let values = [
-                    Value::Text(&name),
-                    Value::Text(&hold),
-                    Value::Maybe(how.as_deref()),
-                    Value::Maybe(outcome.as_deref()),
-                ];
-                table.session.query(&sql, &values).await
-            })
-            .await;
-    }
-
-    async fn give_back(
-        &mut self,
-        lock: &mut PostgresLock,
-        (token, fence): (&Token, Fence),
-        info: &ReleaseInfo,
-    ) -> Result<bool> {
-        lock.end((&token.hold_text(), fence), info)
-            .await
-            .map(|()| true)
-    }
-
-    async fn put_away(&mut self, lock: PostgresLock, _: &Token, _: bool) {
-        drop(lock);
-    }
-
-    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
-        let name = self.name_of(key);
-        match change {
-            Amendment::Note(note) => self
-                .aside(async |table| history::note(table.session, table.tables, &name, note).await)
-                .await
-                .map(|()| true),
-            Amendment::Warn(fence, level) => {
-                self.aside(async |table| table.warn(&name, fence, level).await)
+        if let Some(began) = &holders[at].began {
+            self.ask(async |table| {
+                table
+                    .session
+                    .end_process(pid, &format!("backend_start = '{began}'"))
                     .await
-            }
-            Amendment::Mark(fence, mark) => self.mark_hold(&name, fence, mark).await,
-            Amendment::Evict(fence, mark) => self.evict_hold(&name, fence, mark).await,
+            })
+            .await?;
         }
+        let (_, holders) = self.holders(&name).await?;
+        if has(&holders).is_none() {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Denied,
+            "the session that has the lock could not be ended",
+        )
+        .hint("its user may end it, or a member of pg_signal_backend and pg_read_all_stats"))
     }
-}
-
-/// Returns the statement that begins a hold; `others`: whether there may be rows of other holds;
-/// `transaction`: which one has the lock.
-fn begin_sql(others: bool, waiting: bool, transaction: Option<i64>) -> String {
-    const IN_THE_WAY: &str = " AND s.hold <> $6 AND NOT ($3 AND s.shared) AND {left}";
-    const GONE: &str =
-        "CASE WHEN EXISTS (SELECT FROM others AS o WHERE o.hold <> $6) THEN {drained} END";
-    let (in_the_way, drains) = if others {
-        (IN_THE_WAY, GONE)
-    } else {
-        ("", "NULL::timestamptz")
-    };
-    include_str!("sql/begin_hold.sql")
-        .replace("{in_the_way}", in_the_way)
-        .replace(
-            "{lasts}",
-            &transaction.map_or_else(String::new, |id| {
-                format!("AND txid_status({id}) = 'in progress'")
-            }),
-        )
-        .replace(
-            "{others}",
-            &part(others, include_str!("sql/begin_hold_others.sql")),
-        )
-        .replace(
-            "{gone_holds}",
-            &part(others, include_str!("sql/begin_hold_gone.sql")),
-        )
-        .replace(
-            "{waited}",
-            &part(waiting, include_str!("sql/begin_hold_waited.sql")),
-        )
-        .replace("{drains}", drains)
-        .replace(
-            "{drained}",
-            &format!(
-                "clock_timestamp() + interval '{} milliseconds'",
-                DRAIN_DELAY.as_millis()
-            ),
-        )
 }

@@ -9,11 +9,11 @@
 use super::statement::{Value, ascii, literal};
 use crate::{
     backends::sql::{Begin, RunColumn, columns},
-    lock::{Request, RunRecord, RunState, Which},
+    lock::{RunRecord, Which},
 };
 
 /// The names of the parameters that [`granting`] adds to a statement.
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 7] = [
     "{place}",
     "{guard}",
     "{at_least}",
@@ -21,8 +21,6 @@ const NAMES: [&str; 9] = [
     "{tries}",
     "{who}",
     "{hold}",
-    "{replaced_cooldown}",
-    "{replaced_start}",
 ];
 /// The cooldown that a run replaces, as JSON of [`Cooldown`](crate::lock::Cooldown), if it may
 /// still matter.
@@ -30,18 +28,6 @@ const REPLACED_COOLDOWN: &str = "CASE WHEN l.paced_hold = {hold} THEN l.paced_re
     WHEN l.paced_at + greatest(l.guard_ms, l.at_least_ms) * interval '1 millisecond' > {now} THEN json_build_object(\
     's', floor(extract(epoch FROM l.paced_at) * 1000)::bigint, 'f', l.paced_fence, 'p', l.paced_place, 'g', l.guard_ms, \
     'l', l.at_least_ms, 'm', l.paced_who::json, 'h', coalesce(l.paced_hold, ''))::text END";
-
-/// Returns the run policy of a request, as [`Begin::of`]; its JSON is in ASCII, which every
-/// encoding has.
-pub(super) fn begin<'a>(request: &'a Request, judged: Option<(&RunRecord, u64)>) -> Begin<'a> {
-    let begin = Begin::of(request, judged);
-    let json = |json: &Option<String>| json.as_deref().map(ascii);
-    Begin {
-        replaced_cooldown: json(&begin.replaced_cooldown),
-        replaced_start: json(&begin.replaced_start),
-        ..begin
-    }
-}
 
 /// Returns the values of [`NAMES`]. `who` is the runner's metadata.
 pub(super) fn values<'a>(
@@ -57,15 +43,12 @@ pub(super) fn values<'a>(
         Value::Int(begin.tries),
         Value::Maybe(who),
         Value::Text(hold),
-        Value::Maybe(begin.replaced_cooldown.as_deref()),
-        Value::Maybe(begin.replaced_start.as_deref()),
     ]
 }
 
 /// Fills the run record's condition and assignments for the row `l` into a granting statement,
-/// which has `own` parameters before those of [`values`]. `now` is the time in the condition;
-/// `None` if the run record was judged before.
-pub(super) fn granting(sql: &str, begin: &Begin<'_>, own: usize, now: Option<&str>) -> String {
+/// which has `own` parameters before those of [`values`]. `now` is the time in the condition.
+pub(super) fn granting(sql: &str, begin: &Begin<'_>, own: usize, now: &str) -> String {
     let [mut columns, mut values, mut set] = [const { String::new() }; 3];
     if begin.is_paced() {
         columns +=
@@ -75,11 +58,8 @@ pub(super) fn granting(sql: &str, begin: &Begin<'_>, own: usize, now: Option<&st
                 guard_ms = excluded.guard_ms, at_least_ms = excluded.at_least_ms, paced_who = excluded.paced_who, \
                 paced_hold = excluded.paced_hold, paced_replaced = ";
         columns += ", paced_replaced";
-        values += ", {replaced_cooldown}";
-        set += &now.map_or_else(
-            || "excluded.paced_replaced".to_owned(),
-            |now| REPLACED_COOLDOWN.replace("{now}", now),
-        );
+        values += ", NULL";
+        set += &REPLACED_COOLDOWN.replace("{now}", now);
     }
     if begin.window_ms.is_some() {
         columns += ", start_at, start_fence, start_stage, start_tries, start_window_ms, start_who, start_hold";
@@ -88,11 +68,9 @@ pub(super) fn granting(sql: &str, begin: &Begin<'_>, own: usize, now: Option<&st
                 start_tries = excluded.start_tries, start_window_ms = excluded.start_window_ms, start_who = excluded.start_who, \
                 start_hold = excluded.start_hold, start_replaced = excluded.start_replaced";
         columns += ", start_replaced";
-        values += ", {replaced_start}";
+        values += ", NULL";
     }
-    let nothing = now.map_or_else(String::new, |now| {
-        nothing_in_the_way(begin).replace("{now}", now)
-    });
+    let nothing = nothing_in_the_way(begin).replace("{now}", now);
     let sql = sql
         .replace("{start_columns}", &columns)
         .replace("{start_values}", &values)
@@ -123,31 +101,6 @@ fn nothing_in_the_way(begin: &Begin<'_>) -> String {
     sql
 }
 
-/// Returns the assignments of a statement that releases the hold with this fence, for the row `l`,
-/// after its other columns.
-pub(super) fn outcome(stage: Option<RunState>, fence: &str) -> String {
-    let Some(stage) = stage else {
-        return String::new();
-    };
-    let undone = ", paced_at = CASE WHEN l.paced_fence = {fence} THEN NULL ELSE l.paced_at END";
-    // Only a success before it is still needed.
-    let replaced = match stage {
-        RunState::Ok => "NULL",
-        RunState::Failed | RunState::Unknown => {
-            "CASE WHEN position('\"k\":' IN l.start_replaced) > 0 THEN l.start_replaced END"
-        }
-        RunState::Started | RunState::Cancelled => "l.start_replaced",
-    };
-    let mut sql = ", start_stage = CASE WHEN l.start_fence = {fence} AND l.start_stage = 'started' THEN '{stage}' ELSE l.start_stage END, \
-                   start_replaced = CASE WHEN l.start_fence = {fence} AND l.start_stage = 'started' THEN {replaced} ELSE l.start_replaced END"
-        .replace("{replaced}", replaced);
-    if stage == RunState::Cancelled {
-        sql += undone;
-    }
-    sql.replace("{fence}", fence)
-        .replace("{stage}", stage.as_str())
-}
-
 /// Returns the assignments of a changed run record in a statement that writes the row `l` back.
 pub(super) fn recorded(record: &RunRecord) -> String {
     let assign = |(name, column): (&str, RunColumn)| {
@@ -173,9 +126,9 @@ pub(super) fn recorded(record: &RunRecord) -> String {
     columns(record).into_iter().map(assign).collect()
 }
 
-/// Returns the statement for the names in a table that start with $1; for [`Which::Kept`] those
+/// Returns the statement for the names of this mode that start with $1; for [`Which::Kept`] those
 /// whose run records may deny other runs.
-pub(super) fn known(table: &str, which: Which) -> String {
+pub(super) fn known(which: Which) -> String {
     let kept = match which {
         Which::All => "",
         Which::Kept => {
@@ -183,6 +136,6 @@ pub(super) fn known(table: &str, which: Which) -> String {
         }
     };
     format!(
-        "SELECT name FROM {table} WHERE left(name, length($1)) = $1{kept} ORDER BY name COLLATE \"C\""
+        "SELECT name FROM {{table}} WHERE left(name, length($1)) = $1 AND mode IS NOT DISTINCT FROM {{mode}}{kept} ORDER BY name COLLATE \"C\""
     )
 }

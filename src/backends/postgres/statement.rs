@@ -23,8 +23,6 @@ pub(super) enum Value<'a> {
     Int(i64),
     /// A `bigint` or NULL.
     MaybeInt(Option<i64>),
-    /// The number of a process of the server.
-    Pid(i32),
     /// A `double precision`.
     Real(f64),
     /// A truth value.
@@ -52,7 +50,6 @@ impl Value<'_> {
             }
             Self::Int(number) | Self::MaybeInt(Some(number)) => write!(out, "'{number}'::bigint"),
             Self::MaybeInt(None) => write!(out, "NULL::bigint"),
-            Self::Pid(number) => write!(out, "'{number}'::integer"),
             Self::Real(number) => write!(out, "'{number}'::double precision"),
             Self::Bool(truth) => write!(out, "{truth}"),
             Self::Sql(sql) => write!(out, "{}", sql.trim_end()),
@@ -145,14 +142,11 @@ mod tests {
     fn values_replace_their_numbers() {
         let values: Vec<_> = (1..=10)
             .map(Value::Int)
-            .chain([Value::Text("$1 '; --"), Value::Maybe(None), Value::Pid(-7)])
+            .chain([Value::Text("$1 '; --"), Value::Maybe(None)])
             .collect();
         assert_eq!(
-            fill(
-                "-- $1 a comment\n  SELECT $1,$10\n\n  , $11, $12,$13;",
-                &values
-            ),
-            "SELECT '1'::bigint,'10'::bigint\n, E'\\x241 \\x27; --'::text, NULL::text,'-7'::integer;\n"
+            fill("-- $1 a comment\n  SELECT $1,$10\n\n  , $11, $12;", &values),
+            "SELECT '1'::bigint,'10'::bigint\n, E'\\x241 \\x27; --'::text, NULL::text;\n"
         );
         let texts = ["a".to_owned(), "b'".to_owned()];
         assert_eq!(

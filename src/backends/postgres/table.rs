@@ -8,18 +8,17 @@ use std::time::Duration;
 
 use super::{
     connection::PostgresSession,
-    failure, history,
+    failure,
     names::Tables,
     starts,
-    statement::{Value, ascii, fill, json},
+    statement::{Value, ascii, json},
 };
 use crate::{
     backends::sql::{
-        self, Fields, LAST_FENCE, LAYOUT, LockRow, Plain, Row, SHARED_BY, Session as _, fence_int,
-        locked_by,
-        row::{self, Write},
+        self, Begin, Fields, LAST_FENCE, LockRow, Plain, Row, SHARED_BY, locked_by,
+        row::{self},
     },
-    lock::{Effect, Fence, Progress, Request, Result, Token, Ttl, Which},
+    lock::{Progress, Request, Result, Token, Ttl, Which},
 };
 
 /// A lock table over a session.
@@ -30,6 +29,9 @@ pub(super) struct PostgresLockTable<'a> {
     pub has_advisory_lock: bool,
     /// A grant has removed the new holder from the queue, and unlocked the advisory lock.
     pub left: bool,
+    /// The session that has the foreign lock for a grant, as the document writes it, and what must
+    /// still be true of it.
+    pub evidence: Option<(String, String)>,
 }
 
 impl<'a> PostgresLockTable<'a> {
@@ -41,8 +43,9 @@ impl<'a> PostgresLockTable<'a> {
             request.token.hold_text(),
             json(request.metadata.as_ref())?,
         );
-        let document = row::granted(request).map(|document| ascii(&document));
-        let begin = starts::begin(request, None);
+        let session = self.evidence.as_ref().map(|(session, _)| &**session);
+        let document = row::granted(request, session).map(|document| ascii(&document));
+        let begin = Begin::of(request);
         // A granted hold needs no information about waiters.
         let columns = include_str!("sql/columns.sql").replace("{waited}", "false");
         let sql = include_str!("sql/grant.sql")
@@ -51,7 +54,8 @@ impl<'a> PostgresLockTable<'a> {
                 "{waited}",
                 &part(request.waiting, include_str!("sql/grant_waited.sql")),
             )
-            .replace("{gate}", leaving(self.has_advisory_lock));
+            .replace("{gate}", leaving(self.has_advisory_lock))
+            .replace("{lasts}", self.lasts());
         let sql = format!(
             "{}{}",
             self.session.look_for_client(),
@@ -65,7 +69,7 @@ impl<'a> PostgresLockTable<'a> {
             Value::Maybe(document.as_deref()),
             Value::Int(LAST_FENCE),
         ];
-        let sql = starts::granting(&sql, &begin, values.len(), Some("excluded.locked_at"));
+        let sql = starts::granting(&sql, &begin, values.len(), "excluded.locked_at");
         let values = [
             &values[..],
             &starts::values(&begin, metadata.as_deref(), &hold),
@@ -77,7 +81,12 @@ impl<'a> PostgresLockTable<'a> {
         self.session.drop_unsent = false;
         let rows = rows?;
         self.left = !rows.is_empty();
-        rows.first().map(lock_row).transpose()
+        rows.first().map(|row| self.lock_row(row)).transpose()
+    }
+
+    /// Returns the condition that the session of a grant still has the lock.
+    pub(super) fn lasts(&self) -> &str {
+        self.evidence.as_ref().map_or("", |(_, lasts)| lasts)
     }
 
     /// Returns the names with this start, in order.
@@ -87,10 +96,21 @@ impl<'a> PostgresLockTable<'a> {
         which: Which,
         progress: &Progress,
     ) -> Result<Vec<String>> {
-        let sql = self.tables.fill(&starts::known("{table}", which));
+        let sql = self.tables.fill(&starts::known(which));
         let rows = self
             .session
             .query_long(&sql, &[Value::Text(start)], progress)
+            .await?;
+        rows.iter().map(|row| Fields::of(row).text()).collect()
+    }
+
+    /// Returns the names with this start of the locks that sessions may have, in order.
+    pub(super) async fn held(&mut self, start: &str, progress: &Progress) -> Result<Vec<String>> {
+        let sql = "SELECT l.name FROM {table} AS l WHERE left(l.name, length($1)) = $1 AND l.mode IS NOT DISTINCT FROM {mode}
+             AND NOT {unheld} ORDER BY l.name COLLATE \"C\"";
+        let rows = self
+            .session
+            .query_long(&self.tables.fill(sql), &[Value::Text(start)], progress)
             .await?;
         rows.iter().map(|row| Fields::of(row).text()).collect()
     }
@@ -131,7 +151,7 @@ impl<'a> PostgresLockTable<'a> {
         };
         let sql = first + &self.tables.fill(include_str!("sql/read.sql"));
         let rows = self.session.query(&sql, &[Value::Text(name)]).await?;
-        rows.first().map(lock_row).transpose()
+        rows.first().map(|row| self.lock_row(row)).transpose()
     }
 
     /// Creates a free row for a lock that was never taken. Does nothing if there is a row.
@@ -143,66 +163,6 @@ impl<'a> PostgresLockTable<'a> {
             )
             .await
             .map(|_| ())
-    }
-
-    /// Writes a row back. Returns false, with nothing changed, if the row changed since it was
-    /// read, or it is too late.
-    pub(super) async fn write(&mut self, write: &Write) -> Result<bool> {
-        let Write { was, is, .. } = write;
-        let mut channels: Vec<_> = write
-            .wake
-            .iter()
-            .map(|hold| self.tables.waiter(&was.name, hold))
-            .collect();
-        if write.wake_plain {
-            channels.push(self.tables.channel(&was.name));
-        }
-        let wake: String = channels
-            .iter()
-            .map(|channel| fill(", pg_notify($1, '')", &[Value::Text(channel)]))
-            .collect();
-        let past = history::rows(self.session, &write.past)?;
-        let recorded = if is.starts == was.starts {
-            String::new()
-        } else {
-            starts::recorded(&is.starts)
-        };
-        let document = is.document.as_deref().map(ascii);
-        let values = [
-            Value::Text(&was.name),
-            Value::Text(&was.locked_by),
-            Value::Int(was.revision),
-            Value::Int(was.lock_until_us),
-            Value::MaybeInt(write.by_us),
-            Value::Int(is.lock_until_us),
-            Value::Int(is.locked_at_us),
-            Value::Text(&is.locked_by),
-            Value::Maybe(is.owner.as_deref()),
-            Value::Int(is.fence),
-            Value::MaybeInt((!write.unread).then_some(is.renewed_us)),
-            Value::Maybe(document.as_deref()),
-            Value::Texts(&write.absorbed),
-            Value::Sql(&recorded),
-            Value::Sql(&past),
-            Value::Sql(&wake),
-        ];
-        let gate = leaving(self.has_advisory_lock && write.granted.is_some());
-        let sql = |remembers| {
-            self.tables
-                .fill(&write_sql(write, remembers))
-                .replace("{gate}", gate)
-        };
-        let (whole, without) = (sql(!past.is_empty()), sql(false));
-        // As in `grant`: a grant that is given up must not arrive later.
-        self.session.drop_unsent = write.granted.is_some();
-        let mut rows = self.session.query(&whole, &values).await;
-        if !past.is_empty() && self.may_be_the_history(&rows) {
-            rows = self.session.query(&without, &values).await;
-        }
-        self.session.drop_unsent = false;
-        let written = !rows?.is_empty();
-        self.left = written && write.granted.is_some();
-        Ok(written)
     }
 
     /// Asks a question that only reads: a standby can answer it, too.
@@ -225,15 +185,8 @@ impl<'a> PostgresLockTable<'a> {
             tables,
             has_advisory_lock: false,
             left: false,
+            evidence: None,
         }
-    }
-
-    /// Whether a statement failed that may succeed without its history entry: for want of disk
-    /// space or of a right. The history must not stop a release.
-    fn may_be_the_history<T>(&self, rows: &Result<T>) -> bool {
-        rows.as_ref()
-            .is_err_and(|error| error.effect == Effect::NotApplied)
-            && self.session.is_open()
     }
 
     /// Returns every held lock whose name starts with `start`, in order.
@@ -246,7 +199,7 @@ impl<'a> PostgresLockTable<'a> {
                 progress,
             )
             .await?;
-        rows.iter().map(lock_row).collect()
+        rows.iter().map(|row| self.lock_row(row)).collect()
     }
 
     /// Puts a waiter into the queue, and returns its position.
@@ -265,23 +218,6 @@ impl<'a> PostgresLockTable<'a> {
             )
             .await?;
         Ok(u32::try_from(Fields::of(&row).int()?).unwrap_or(u32::MAX))
-    }
-
-    /// Claims a warning for a hold of a session.
-    pub(super) async fn warn(&mut self, name: &str, fence: Fence, level: u32) -> Result<bool> {
-        let sql = self.tables.fill(include_str!("sql/warn.sql"));
-        Ok(!self
-            .session
-            .query(
-                &sql,
-                &[
-                    Value::Text(name),
-                    Value::Int(fence_int(fence)),
-                    Value::Int(level.into()),
-                ],
-            )
-            .await?
-            .is_empty())
     }
 
     /// Runs `first`, and removes a waiter from the queue. Returns whether there is a document that
@@ -313,49 +249,34 @@ impl<'a> PostgresLockTable<'a> {
             .await?;
         rows.iter().map(|row| Fields::of(row).plain()).collect()
     }
-}
 
-/// Returns the statement that writes a row back, without the parts that would do nothing.
-fn write_sql(write: &Write, remembers: bool) -> String {
-    let trims = remembers
-        && write
-            .past
-            .iter()
-            .any(|past| past.fence.is_none_or(|fence| fence.0.is_multiple_of(4)));
-    include_str!("sql/write.sql")
-        .replace("{changed}", &changed(&write.was, &write.is))
-        .replace(
-            "{past}",
-            &part(remembers, include_str!("sql/write_past.sql")),
-        )
-        .replace("{trimmed}", &part(trims, include_str!("sql/trimmed.sql")))
-        .replace(
-            "{absorbed}",
-            &part(
-                !write.absorbed.is_empty(),
-                include_str!("sql/write_absorbed.sql"),
-            ),
-        )
-}
-
-/// Returns the assignments of the columns that change.
-fn changed(was: &LockRow, is: &LockRow) -> String {
-    let columns = [
-        (
-            was.locked_at_us != is.locked_at_us,
-            ", locked_at = timestamp 'epoch' + $7 * interval '1 microsecond'",
-        ),
-        (was.locked_by != is.locked_by, ", locked_by = $8"),
-        (was.layout != Some(LAYOUT), ", layout = {layout}"),
-        (was.owner != is.owner, ", owner = $9"),
-        (was.fence != is.fence, ", fence = $10"),
-        (was.document != is.document, ", document = $12"),
-    ];
-    columns
-        .iter()
-        .filter(|(changes, _)| *changes)
-        .map(|(_, set)| *set)
-        .collect()
+    /// Reads the columns of `columns.sql`.
+    fn lock_row(&self, row: &Row) -> Result<LockRow> {
+        let mut fields = Fields::of(row);
+        let (name, locked_by, layout, owner) = (
+            fields.text()?,
+            fields.text()?,
+            fields.int_or_null()?,
+            fields.text_or_null()?,
+        );
+        Ok(LockRow {
+            name,
+            locked_by,
+            layout: layout.map(|layout| i16::try_from(layout).unwrap_or(i16::MAX)),
+            owner,
+            fence: fields.int()?,
+            revision: fields.int()?,
+            document: fields.text_or_null()?,
+            mode: fields.text_or_null()?,
+            client_mode: self.tables.mode(),
+            waited: fields.flag()?,
+            now_us: fields.int()?,
+            lock_until_us: fields.int()?,
+            locked_at_us: fields.int()?,
+            renewed_us: fields.int()?,
+            starts: fields.run_record()?,
+        })
+    }
 }
 
 /// Returns a further part of a `WITH`, or nothing.
@@ -368,37 +289,10 @@ pub(super) fn part(there: bool, sql: &str) -> String {
 }
 
 /// Returns the column by which a granting statement unlocks the advisory lock.
-fn leaving(unlock: bool) -> &'static str {
+pub(super) fn leaving(unlock: bool) -> &'static str {
     if unlock {
         ", pg_advisory_unlock_all()::text"
     } else {
         ""
     }
-}
-
-/// Reads the columns of `columns.sql`.
-fn lock_row(row: &Row) -> Result<LockRow> {
-    let mut fields = Fields::of(row);
-    let (name, locked_by, layout, owner) = (
-        fields.text()?,
-        fields.text()?,
-        fields.int_or_null()?,
-        fields.text_or_null()?,
-    );
-    Ok(LockRow {
-        name,
-        locked_by,
-        layout: layout.map(|layout| i16::try_from(layout).unwrap_or(i16::MAX)),
-        owner,
-        fence: fields.int()?,
-        revision: fields.int()?,
-        document: fields.text_or_null()?,
-        mode: fields.text_or_null()?,
-        waited: fields.flag()?,
-        now_us: fields.int()?,
-        lock_until_us: fields.int()?,
-        locked_at_us: fields.int()?,
-        renewed_us: fields.int()?,
-        starts: fields.run_record()?,
-    })
 }

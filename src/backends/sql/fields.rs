@@ -5,7 +5,7 @@ use std::slice::Iter;
 use serde::Serialize;
 
 use super::{Plain, micros};
-use crate::lock::{Break, End, Error, Fence, HistoryEntry, Holder, Kind, Mode, Result, SkipCount};
+use crate::lock::{End, Error, Fence, HistoryEntry, Holder, Kind, Mode, Result, SkipCount};
 
 /// The values of one row as text; `None` for NULL.
 pub struct Row {
@@ -74,12 +74,6 @@ impl<'a> Fields<'a> {
         Ok(self
             .text_or_null()?
             .and_then(|json| serde_json::from_str(&json).ok()))
-    }
-
-    /// Reads the mark of a break, and whether the holder knows the mark.
-    pub fn mark(&mut self) -> Result<Option<Break>> {
-        let (mark, seen) = (self.json::<Break>()?, self.flag()?);
-        Ok(mark.map(|mark| Break { seen, ..mark }))
     }
 
     /// Returns a number; `None` for a negative one.

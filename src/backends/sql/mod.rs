@@ -39,6 +39,7 @@
 //! This module may not: know a driver, contain SQL, do I/O by itself except to read certificates.
 
 mod client;
+mod evidence;
 mod fields;
 mod loopback;
 mod names;
@@ -54,11 +55,12 @@ mod tls;
 
 pub(super) use self::{
     client::{Client, HasClient, Session, SqlDatabase},
-    fields::{Fields, Row, as_fence, fence_int, foreign_holder, json},
+    evidence::Server,
+    fields::{Fields, Row, fence_int, foreign_holder, json},
     loopback::Loopback,
     options::{PARAMETERS, layout, sql_mode},
-    session_store::{Begun, Over, SessionLock, SessionReads, SessionStore, Tries},
-    sessions::{SessionLocks, pause},
+    session_store::{Locks, SessionLock, SessionStore, session_is_over},
+    sessions::{SessionLocks, patience, pause},
     sharing::{SHEDLOCK, sharing},
 };
 pub use self::{

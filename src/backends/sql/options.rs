@@ -158,6 +158,14 @@ impl SqlMode {
             Self::Advisory => "advisory",
         }
     }
+
+    /// Returns the value of the column `mode`: none for leases, as in a row of ShedLock.
+    pub const fn column(self) -> Option<&'static str> {
+        match self {
+            Self::Lease => None,
+            mode => Some(mode.name()),
+        }
+    }
 }
 
 /// The address at which a server listens.

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::names::{OWNER, locked_by};
+use super::{
+    SqlMode,
+    names::{OWNER, locked_by},
+};
 use crate::{
     backends::cas::Outside,
     lock::{
@@ -12,9 +15,9 @@ use crate::{
 };
 
 /// The layout that this version writes: its major number times a hundred, plus its minor one.
-pub const LAYOUT: i16 = 300;
+pub const LAYOUT: i16 = 400;
 /// From this number on a layout has a newer major version and must not be changed.
-pub const LAYOUT_REFUSED: i16 = 400;
+pub const LAYOUT_REFUSED: i16 = 500;
 
 /// From this number on a fence can't be raised: programs that read JSON have no exact numbers
 /// beyond.
@@ -55,6 +58,8 @@ pub struct LockRow {
     pub waited: bool,
     /// The mode that keeps the lock, unless it is `mode=lease`.
     pub mode: Option<String>,
+    /// The mode in which this client reads and writes the row.
+    pub client_mode: SqlMode,
     /// The number of changes: a write succeeds only if the row is still at the revision that was
     /// read.
     pub revision: i64,
@@ -187,11 +192,17 @@ impl LockRow {
     /// Returns the row's document, with holds that may be over.
     ///
     /// # Errors
-    /// [`Kind::Config`] if sessions keep the lock, [`Kind::Layout`] if another version of dlock
-    /// wrote the row, [`Kind::Data`] if no dlock did.
+    /// [`Kind::Config`] if another mode keeps the lock, [`Kind::Layout`] if another version of
+    /// dlock wrote the row, [`Kind::Data`] if no dlock did.
     pub fn document(&self) -> Result<Document> {
-        if let Some(mode) = &self.mode {
-            return Err(other_mode(mode));
+        // Sessions may take over a lease that is free, with its run record.
+        let lease = SqlMode::Lease.name();
+        let (kept_in, own) = (
+            self.mode.as_deref().unwrap_or(lease),
+            self.client_mode.name(),
+        );
+        if kept_in != own && (kept_in != lease || self.is_held()) {
+            return Err(other_mode(kept_in));
         }
         check_layout(self.layout)?;
         let mut document = Document::read(self.document.as_deref())?;
@@ -254,6 +265,7 @@ impl LockRow {
             is.lock_until_us = ENDED_US.max(micros_of(kept));
         }
         is.document = rest.write();
+        is.mode = self.client_mode.column().map(str::to_owned);
         is
     }
 }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::{
+    SqlMode,
     names::Names,
     record::{LockRow, Plain},
 };
@@ -241,7 +242,7 @@ pub fn release(was: LockRow, token: &Token, info: &ReleaseInfo) -> Result<Write>
         })
         .collect();
     Ok(Write {
-        by_us: Some(was.lock_until_us),
+        by_us: (was.client_mode == SqlMode::Lease).then_some(was.lock_until_us),
         past,
         absorbed: Vec::new(),
         wake_plain: true,
@@ -255,10 +256,14 @@ pub fn release(was: LockRow, token: &Token, info: &ReleaseInfo) -> Result<Write>
     })
 }
 
-/// Returns the document of a fresh exclusive hold that has the lock alone.
-pub fn granted(request: &Request) -> Option<String> {
+/// Returns the document of a fresh exclusive hold that has the lock alone, by this session if one
+/// has it.
+pub fn granted(request: &Request, session: Option<&str>) -> Option<String> {
     let mut document = Document::default();
     document.grant(request, Fence(0), 0);
+    if let Some(session) = session {
+        document.attach(&request.token, session);
+    }
     document.take_times();
     document.write()
 }

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::{
     SqlMode,
     client::{HasClient, Session as _, SqlDatabase},
-    other_mode,
 };
-use crate::lock::{
-    Amendment, Break, Denial, Fence, History, Holder, Intent, Key, LockState, Progress,
-    ReleaseInfo, Renewal, Request, Result, RunRecord, Token, Ttl, Which,
+use crate::{
+    backends::cas::Store,
+    lock::{Error, Grant, Holder, Key, Kind, Request, Result, Token, Ttl},
 };
 
 /// A session that asks for a lock, waits for it or has it; `own` is the database's part of its
@@ -37,6 +38,18 @@ pub(in crate::backends) struct SessionLock<S, O> {
     pub far: bool,
     /// How long the lock stays busy although no session has it: the server of its holder is gone.
     pub left_for: Option<Duration>,
+    /// The holders at the last look.
+    pub found: Option<Vec<Holder>>,
+    /// The grant, once the lock is granted.
+    pub granted: Option<Grant>,
+    /// Until when the hold lasts, as it was last extended.
+    pub until: Option<Instant>,
+    /// The last renewal in the document went over the session, and shows that it has the lock.
+    pub proved: bool,
+    /// The hold is being broken.
+    pub marked: bool,
+    /// The lock is being given back and must not be relied on.
+    pub leaving: bool,
     pub own: O,
 }
 
@@ -54,6 +67,12 @@ impl<S, O> SessionLock<S, O> {
             blocked: false,
             far: false,
             left_for: None,
+            found: None,
+            granted: None,
+            until: None,
+            proved: false,
+            marked: false,
+            leaving: false,
             own,
         }
     }
@@ -62,6 +81,20 @@ impl<S, O> SessionLock<S, O> {
     pub fn shares_row(&self) -> bool {
         self.shared && self.mode == SqlMode::Row
     }
+
+    /// Whether the session is in the transaction that keeps a row locked, where nothing else can be
+    /// written.
+    fn keeps_transaction(&self) -> bool {
+        self.has && self.mode == SqlMode::Row
+    }
+}
+
+/// Returns the error that the session that had the lock is over.
+pub(in crate::backends) fn session_is_over() -> Error {
+    Error::new(
+        Kind::Unavailable,
+        "the server has ended the session that had the lock",
+    )
 }
 
 /// A session of a store.
@@ -70,65 +103,18 @@ pub(in crate::backends) type SessionOf<S> = <<S as HasClient>::Database as SqlDa
 /// The session lock of a store.
 pub(in crate::backends) type LockOf<S> = SessionLock<SessionOf<S>, <S as SessionStore>::Own>;
 
-/// How a hold was over before it was given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::backends) enum Over {
-    /// This process never had it.
-    Unused,
-    /// Its session ended by itself.
-    Lost,
-    /// Its session did not answer the release: dlock ends the session.
-    Silent,
-}
-
-/// A hold that has begun.
-pub(in crate::backends) struct Begun {
-    pub fence: Fence,
-    /// The server's time, in µs.
-    pub now_us: i64,
-    /// Holders that vanished may not have stopped yet: see the drain delay of
-    /// [`Grant`](crate::lock::Grant).
-    pub drains: bool,
-}
-
-/// The outcome for a lock that a session has.
-pub(in crate::backends) enum Beginning {
-    Begun(Begun),
-    /// An earlier run denies this one.
-    Denied(Box<Denial>),
-    /// The server of an earlier hold is gone, and that hold's lease may not be over; or something
-    /// changed meanwhile, and it is asked again.
-    Left,
-}
-
-/// What a database tells about the locks that sessions keep. Read only.
-pub(in crate::backends) trait SessionReads: HasClient {
-    /// The statement for the names of locks that may be held, by their start, in order.
-    const HELD_NAMES: &'static str;
-
-    /// Returns the statement for the names of [`Backend::known`](crate::lock::Backend::known), by
-    /// their start, in order.
-    fn known_names(which: Which) -> String;
-
-    /// Returns the names that such a statement finds.
-    async fn names(&mut self, sql: &str, start: &str, progress: &Progress) -> Result<Vec<String>>;
-
-    /// See [`Backend::inspect`](crate::lock::Backend::inspect).
-    async fn look(&mut self, key: &Key) -> Result<LockState>;
-
-    /// Whether any process holds the lock with this token: [`Intent::Probe`].
-    async fn probe(&mut self, key: &Key, token: &Token) -> Result<Renewal>;
-
-    /// See [`Backend::history`](crate::lock::Backend::history).
-    async fn history(&mut self, key: &Key) -> Result<History>;
-}
-
-/// A database whose sessions keep locks: the steps in which databases differ.
-pub(in crate::backends) trait SessionStore: SessionReads {
+/// A database whose sessions keep locks. The store keeps the lock's document in the row that
+/// `mode=lease` has, too, and asks the server which of its sessions live. The foreign lock is what
+/// other programs see.
+pub(in crate::backends) trait SessionStore: Store + HasClient {
     /// The database's part of a [`SessionLock`].
     type Own;
-    /// Whether [`SessionStore::count`] removes the request from the queue.
-    const GRANT_LEAVES_QUEUE: bool;
+
+    /// Returns the sessions that ask for locks, wait for them or have them.
+    fn locks(&self) -> &Locks<LockOf<Self>>;
+
+    /// As [`SessionStore::locks`], to change them.
+    fn locks_mut(&mut self) -> &mut Locks<LockOf<Self>>;
 
     /// Opens a session that is to have this lock; `side` is another open session of this client.
     async fn open_lock(
@@ -137,135 +123,33 @@ pub(in crate::backends) trait SessionStore: SessionReads {
         side: Option<&mut SessionOf<Self>>,
     ) -> Result<LockOf<Self>>;
 
-    /// Asks for the lock once. Returns true if the session has the lock, also on a repeated
+    /// Asks for the foreign lock once. Returns true if the session has it, also on a repeated
     /// request.
-    async fn attempt(&mut self, lock: &mut LockOf<Self>, request: &Request) -> Result<bool>;
+    async fn attempt(lock: &mut LockOf<Self>, request: &Request) -> Result<bool>;
 
-    /// Counts the fence of a lock that the session has, and writes the records of the hold and its
-    /// run. Returns `None`, with nothing changed, if a record of another hold or run may be in the
-    /// way. With `judged`, these run records were judged at this time in ms.
-    async fn count(
-        &mut self,
-        lock: &mut LockOf<Self>,
-        request: &Request,
-        judged: Option<(&RunRecord, u64)>,
-    ) -> Result<Option<Begun>>;
+    /// Waits in the server for the foreign lock, at most for the given time. Returns true if the
+    /// session may have it then.
+    async fn block(lock: &mut LockOf<Self>, ttl: Ttl, at_most: Duration) -> Result<bool>;
 
-    /// Claims the lock for this mode if no other mode keeps it. Returns the mode that keeps it, and
-    /// whether the server of an earlier hold is gone and that hold's lease may not be over.
-    async fn claim(
-        &mut self,
-        lock: &mut LockOf<Self>,
-        request: &Request,
-    ) -> Result<(Option<String>, bool)>;
-
-    /// Returns the lock's run records, and the server's time in ms; `None` if the lock had no run.
-    async fn run_record(&mut self, lock: &mut LockOf<Self>) -> Result<Option<(RunRecord, u64)>>;
+    /// Keeps the session for its idle limit, or sets another one. Returns false if the session has
+    /// the foreign lock no more.
+    async fn keep(lock: &mut LockOf<Self>, limit: Option<Duration>) -> Result<bool>;
 
     /// Gives back whatever the session has.
     async fn let_go(lock: &mut LockOf<Self>) -> Result<()>;
 
-    /// Puts a waiting request into the queue, and returns the lock's holders and the request's
-    /// position.
-    async fn look_and_queue(
-        &mut self,
-        lock: &mut LockOf<Self>,
-        request: &Request,
-    ) -> Result<(Vec<Holder>, Option<u32>)>;
-
-    /// Waits in the server for the lock, at most for the given time. Returns true if the session
-    /// may have the lock then.
-    async fn wait(lock: &mut LockOf<Self>, ttl: Ttl, at_most: Duration) -> Result<bool>;
-
-    /// Takes a waiter out of the queue, and gives back the lock if its session got the lock
-    /// meanwhile.
-    async fn leave(&mut self, tries: &mut Tries<LockOf<Self>>, request: &Request) -> Result<()>;
-
-    /// Extends a hold: returns the server's time in µs, or `None` if the hold is over. With
-    /// [`Intent::Extend`] it also returns the mark of a break. [`Intent::Drain`] records that the
-    /// holder knows the mark.
-    async fn renew(
-        &mut self,
-        lock: &mut LockOf<Self>,
-        hold: (&Token, Fence),
-        length: Ttl,
-        intent: Option<Intent>,
-    ) -> Result<Option<(i64, Option<Break>)>>;
-
-    /// Sets another [`SessionLock::idle_limit`]. Returns false if the hold is over.
-    async fn change_idle_limit(
-        &mut self,
-        lock: &mut LockOf<Self>,
-        hold: (&Token, Fence),
-        limit: Duration,
-    ) -> Result<bool>;
-
-    /// Withdraws a request that was not granted as far as this process knows. Returns true if
-    /// nothing is left of the request. Abandons the session if that does not answer.
-    async fn withdraw(
-        &mut self,
-        tries: &mut Tries<LockOf<Self>>,
-        key: &Key,
-        token: &Token,
-        info: &ReleaseInfo,
-    ) -> bool;
-
-    /// Removes the records of a hold whose session is over. A failure leaves the records, so that
-    /// the next holder waits.
-    async fn forget(&mut self, key: &Key, token: &Token, info: &ReleaseInfo, over: Over);
-
-    /// Records how the hold ended, and gives the lock back. Returns false if the lock was lost
-    /// before.
-    async fn give_back(
-        &mut self,
-        lock: &mut LockOf<Self>,
-        hold: (&Token, Fence),
-        info: &ReleaseInfo,
-    ) -> Result<bool>;
-
-    /// Puts away the session of a released hold, which may still be in the queue.
-    async fn put_away(&mut self, lock: LockOf<Self>, token: &Token, queued: bool);
-
-    /// See [`Backend::amend`](crate::lock::Backend::amend).
-    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool>;
-
-    /// Begins the hold of a lock that the session has. The holder alone reads and writes the lock's
-    /// run records.
+    /// Ends the session that has the lock by this hold of another process, as the document writes
+    /// it, if it still has the lock.
     ///
     /// # Errors
-    /// Also if the lock is kept in another mode, which does not exclude this one.
-    async fn begin(&mut self, lock: &mut LockOf<Self>, request: &Request) -> Result<Beginning> {
-        if let Some(begun) = self.count(lock, request, None).await? {
-            return Ok(Beginning::Begun(begun));
-        }
-        match self.claim(lock, request).await? {
-            (Some(mode), _) if mode != lock.mode.name() => return Err(other_mode(&mode)),
-            (_, true) => return Ok(Beginning::Left),
-            _ => {}
-        }
-        let judged = self.run_record(lock).await?;
-        let judged = judged.as_ref().map(|(record, now_ms)| (record, *now_ms));
-        if let Some(denial) = judged.and_then(|(record, now_ms)| {
-            record.judge(request.run_policy.as_ref(), &request.token, now_ms)
-        }) {
-            return Ok(Beginning::Denied(Box::new(denial)));
-        }
-        Ok(self
-            .count(lock, request, judged)
-            .await?
-            .map_or(Beginning::Left, Beginning::Begun))
-    }
+    /// The session may not be ended by this user, or has not ended.
+    async fn end_holder(&mut self, key: &Key, session: &str) -> Result<()>;
 
     /// Takes out the session that asks for this request, if it may still answer. Otherwise it is
     /// abandoned, and so is the client's own session: what made the one silent may have made the
     /// other silent, too.
-    fn take_try(
-        &mut self,
-        tries: &mut Tries<LockOf<Self>>,
-        key: &Key,
-        token: &Token,
-    ) -> Option<LockOf<Self>> {
-        let lock = tries.take(key, token)?;
+    fn take_try(&mut self, key: &Key, token: &Token) -> Option<LockOf<Self>> {
+        let lock = self.locks_mut().tries.take(key, token)?;
         let ended = !lock.session.is_alive();
         if !ended && lock.unanswered < 2 && !lock.blocked {
             return Some(lock);
@@ -279,20 +163,58 @@ pub(in crate::backends) trait SessionStore: SessionReads {
     }
 }
 
-/// Requests that ask or wait, each with its own session.
-pub(in crate::backends) struct Tries<L>(Vec<(Key, Token, L)>);
+/// The sessions of one client that ask for locks, wait for them or have them.
+pub(in crate::backends) struct Locks<L> {
+    /// Those that ask or wait.
+    pub tries: ByToken<L>,
+    /// Those that have their lock.
+    pub holds: ByToken<L>,
+    /// The request that is being served: what it asks goes over its own session if that can.
+    pub asks: Option<(Key, Token)>,
+}
 
-impl<L> Tries<L> {
-    pub fn new() -> Self {
-        Self(Vec::new())
+impl<L> Default for Locks<L> {
+    fn default() -> Self {
+        Self {
+            tries: ByToken(Vec::new()),
+            holds: ByToken(Vec::new()),
+            asks: None,
+        }
+    }
+}
+
+impl<S: super::Session, O> Locks<SessionLock<S, O>> {
+    /// Returns the session that has or tries to get the lock for this request.
+    pub fn of(&mut self, key: &Key, token: &Token) -> Option<&mut SessionLock<S, O>> {
+        match self.holds.get(key, token) {
+            Some(lock) => Some(lock),
+            None => self.tries.get(key, token),
+        }
     }
 
-    pub fn put(&mut self, key: &Key, token: &Token, lock: L) -> &mut L {
+    /// Returns the session of the request that is being served.
+    pub fn served(&mut self) -> Option<&mut SessionLock<S, O>> {
+        let (key, token) = self.asks.clone()?;
+        self.of(&key, &token)
+    }
+
+    /// Returns the session over which the request that is being served can ask: none in a
+    /// transaction that keeps a row locked.
+    pub fn asking(&mut self) -> Option<&mut SessionLock<S, O>> {
+        self.served()
+            .filter(|lock| !lock.keeps_transaction() && lock.session.is_alive())
+    }
+}
+
+/// Sessions by the requests that they serve.
+pub(in crate::backends) struct ByToken<L>(Vec<(Key, Token, L)>);
+
+impl<L> ByToken<L> {
+    pub fn put(&mut self, key: &Key, token: &Token, lock: L) {
         self.0.push((key.clone(), *token, lock));
-        let last = self.0.len() - 1;
-        &mut self.0[last].2
     }
 
+    // A loop over the locks instead would need a borrow that ends early.
     pub fn get(&mut self, key: &Key, token: &Token) -> Option<&mut L> {
         self.0
             .iter_mut()
@@ -302,6 +224,10 @@ impl<L> Tries<L> {
 
     pub fn drain(&mut self) -> impl Iterator<Item = L> {
         self.0.drain(..).map(|(_, _, lock)| lock)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &L> {
+        self.0.iter().map(|(_, _, lock)| lock)
     }
 
     pub fn take(&mut self, key: &Key, token: &Token) -> Option<L> {

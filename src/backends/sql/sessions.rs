@@ -1,189 +1,170 @@
 //! `mode=row` and `mode=advisory`: a session has the lock, and the lock ends with the session.
 //!
-//! Another process can't take over or enter a hold. dlock checks a hold over the hold's own session
-//! only: an error that ended the session ended the hold. dlock counts and commits the fence once it
-//! has the lock, before it reports the grant, over a second session if the first is in a
-//! transaction.
+//! A session first takes the foreign lock, which other programs see. Then it is granted the lock in
+//! the document of the lock's row, by the rules of [`crate::lock::document`], as with `mode=lease`;
+//! what proves that a hold lives is not its time, but its session ([`super::evidence`]). Another
+//! process can't take over or enter a hold. While a session is in the transaction that keeps a row
+//! locked, everything else goes over a second one.
 //!
 //! Worst interleavings, and why they are harmless:
-//! - *The reply to a grant is lost.* dlock asks the same session again, which has the lock already.
-//!   After two unanswered requests dlock opens another session, ends the unanswered one over it by
-//!   the identity that the server gave it, and asks.
+//! - *The reply to a grant is lost.* dlock asks the same session again, which has the lock already,
+//!   and finds its hold in the document. After two unanswered requests dlock opens another session,
+//!   ends the unanswered one over it by the identity that the server gave it, and asks.
 //! - *The connections are lost without a word, and the server keeps its sessions.* As before; a
 //!   release that is not answered ends the session, too. dlock ends only sessions that wait, or
 //!   whose hold is granted anew, undone or released: no command runs under them.
-//! - *The holder's fence is counted and the holder dies.* The fence is skipped.
-//! - *The request for the fence arrives after the holder died.* Over the holder's own session it is
-//!   lost with it. Over the second one it may find the next holder's record: it does nothing once
-//!   the holder's transaction or the last fence is another one.
+//! - *The document is written and the holder dies.* The next holder finds a hold whose session has
+//!   the lock no more, ends it, and waits a moment before it starts anything. That drain delay is
+//!   stored with the lock: a repeated request whose answer was lost has the delay, too, and so has
+//!   every holder that is granted the lock meanwhile.
+//! - *A grant arrives after the holder died.* Over the holder's own session it is lost with it. Over
+//!   the second one it does nothing if the document changed meanwhile, or once the transaction that
+//!   has the row is over where the server tells that; else it leaves a hold without a session.
+//! - *A client reads the document, and a session takes or loses the lock before the client asks the
+//!   server for its sessions.* Evidence is always later than the document. A hold that was written
+//!   had the lock at that time: if its session has it no more, the hold is over. What other clients
+//!   wrote since changes the document, and ends the step.
 //! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so
-//!   at once ([`Backend::watch`]), or the next renewal does, and dlock kills the command. The next
-//!   holder may have the lock in that instant: the record of the previous holder makes it wait a
-//!   moment before it starts anything. The end of that drain delay is stored with the fence: a
-//!   repeated request whose answer was lost has the delay, too, and so has every holder that is
-//!   granted the lock meanwhile.
-//! - *The server crashes or fails over, and a holder does not notice.* The holder's record names
-//!   the server that had its session: the lock is busy until the holder's lease is over by the
-//!   server's clock.
+//!   at once ([`Backend::watch`]), or the next renewal does, and dlock kills the command.
+//! - *The server crashes or fails over, and a holder does not notice.* The document names the server
+//!   that had the session: the lock is busy until the holder's lease is over by the server's clock.
 //! - *The server has no connection left.* With `mode=row` a request has two sessions before it
 //!   asks, or none: no waiter keeps a connection while it waits for another one. A waiter far
 //!   behind gives the second one back, and the first one if it can't have the second again.
-//! - *Another mode is used for the same lock.* The lock's row in the table of leases names its
-//!   mode: other modes are refused.
+//! - *Another mode is used for the same lock.* The lock's row names its mode: others are refused.
 //! - *A waiter gets the lock while it is frozen.* The server ends that session after a few seconds
 //!   of silence.
-//! - *A holder vanishes.* Its record stays, and is reported as expired, or as broken if it was
-//!   marked. The next grant writes it to the history before it replaces the record.
 //! - *Readers come one after the other while a writer waits.* The server lets no reader in while a
 //!   writer waits. A wait ends every few seconds and begins again: a reader that comes in just that
 //!   instant gets in.
+//! - *A hold is released.* Its session frees the document and gives back the lock in one request, in
+//!   this order: who comes in between finds the lock taken for an instant.
+//! - *A renewal can't be written over the second session.* The session has the lock, and the command
+//!   goes on; a mark of a break is read at the next renewal.
 //! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree
 //!   is dead.
+
+mod holding;
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
 use async_trait::async_trait;
+use tokio::time::Instant;
 
+pub(in crate::backends) use self::holding::patience;
 use super::{
     NEAR, SqlMode,
     client::{Client, HasClient, Session},
-    looks_at_the_end, micros, ms,
-    session_store::{Beginning, Begun, LockOf, Over, SessionStore, Tries},
+    looks_at_the_end,
+    session_store::{LockOf, SessionStore},
 };
-use crate::lock::{
-    Amendment, Attempt, Backend, Busy, DRAIN_DELAY, Fence, Grant, History, Identity, Intent, Key,
-    LockState, Notice, Progress, Release, ReleaseInfo, Renewal, Request, Result, Token, Ttl, Wake,
-    Which,
+use crate::{
+    backends::cas::{CasBackend, ReadFor},
+    lock::{
+        Amendment, Attempt, Backend, Busy, History, Identity, Intent, Key, LockState, Notice,
+        Progress, Release, ReleaseInfo, Renewal, Request, Result, Token, Wake, Which,
+    },
 };
 
 /// Locks that sessions keep.
-pub(in crate::backends) struct SessionLocks<S: SessionStore> {
-    store: S,
-    holds: Vec<SessionHold<LockOf<S>>>,
-    tries: Tries<LockOf<S>>,
-    /// The requests that may be in the queue.
-    queued: Vec<(Key, Token)>,
-}
-
-/// A lock that one of this process's sessions has.
-struct SessionHold<L> {
-    key: Key,
-    token: Token,
-    lock: L,
-    fence: Fence,
-    ttl: Ttl,
-    /// The end of the lease by the server's clock, in µs.
-    ends_us: i64,
-    /// The lock is being given back and must not be relied on.
-    leaving: bool,
+pub(in crate::backends) struct SessionLocks<S> {
+    cas: CasBackend<S>,
 }
 
 impl<S: SessionStore> SessionLocks<S> {
     /// Returns a backend, without I/O.
     pub(in crate::backends) fn of(store: S) -> Self {
         Self {
-            store,
-            holds: Vec::new(),
-            tries: Tries::new(),
-            queued: Vec::new(),
+            cas: CasBackend::of(store),
         }
     }
 
-    fn hold_of(&self, key: &Key, token: &Token) -> Option<usize> {
-        self.holds
-            .iter()
-            .position(|hold| hold.key == *key && hold.token == *token)
+    /// Notes which request is being served, and returns its session if it asks or waits.
+    fn serve(&mut self, key: &Key, token: &Token) -> Option<&mut LockOf<S>> {
+        let locks = self.cas.store.locks_mut();
+        locks.asks = Some((key.clone(), *token));
+        locks.tries.get(key, token)
     }
 
-    fn is_queued(&self, key: &Key, token: &Token) -> bool {
-        self.queued.iter().any(|(of, by)| of == key && by == token)
+    /// Notes that what follows concerns no session of this client.
+    fn look(&mut self) -> &mut CasBackend<S> {
+        self.cas.store.locks_mut().asks = None;
+        &mut self.cas
     }
 
-    fn leave_queued(&mut self, key: &Key, token: &Token) {
-        self.queued.retain(|(of, by)| of != key || by != token);
+    fn hold(&mut self, key: &Key, token: &Token) -> Option<&mut LockOf<S>> {
+        self.cas.store.locks_mut().holds.get(key, token)
     }
 
     /// Keeps the session of a request that does not wait, for the next request.
     fn keep_session(&mut self, request: &Request) {
-        if let Some(lock) = self.tries.take(&request.key, &request.token) {
-            self.store.client_mut().session.get_or_insert(lock.session);
+        let store = &mut self.cas.store;
+        if let Some(lock) = store.locks_mut().tries.take(&request.key, &request.token) {
+            store.client_mut().session.get_or_insert(lock.session);
         }
     }
 
     async fn acquire(&mut self, request: &Request) -> Result<Attempt> {
-        self.store.client().capabilities().check(request)?;
+        self.client().capabilities().check(request)?;
         let (key, token) = (&request.key, &request.token);
-        if let Some(at) = self.hold_of(key, token)
-            && let Some(attempt) = self.take_again(at, request).await?
+        if self.hold(key, token).is_some()
+            && let Some(attempt) = self.take_again(request).await?
         {
             return Ok(attempt);
         }
-        if request.waiting && !self.is_queued(key, token) {
-            self.queued.push((key.clone(), *token));
+        if request.waiting {
+            self.cas.note_queued(request);
         }
         self.open(request).await?;
-        let Some(lock) = self.tries.get(key, token) else {
+        let Some(lock) = self.serve(key, token) else {
             return Ok(Attempt::Busy(Busy::default()));
         };
         lock.unanswered += 1;
-        let begun = match self.store.attempt(lock, request).await {
-            Ok(true) => self.store.begin(lock, request).await.map(Some),
+        let attempt = match S::attempt(lock, request).await {
+            Ok(true) => self.cas.try_acquire(request).await.map(Some),
             Ok(false) => Ok(None),
             Err(error) => Err(error),
         };
-        if let Err(error) = &begun
+        let store = &mut self.cas.store;
+        if let Err(error) = &attempt
             && (!error.is_transient() || error.ends_connection())
-            && let Some(mut lock) = self.tries.take(key, token)
+            && let Some(mut lock) = store.locks_mut().tries.take(key, token)
         {
             // No request will repeat this one over this session, which would keep the lock for
             // nothing.
-            let client = self.store.client_mut();
+            let client = store.client_mut();
             client.left(error);
             client.abandon_unless_kept(&lock.session);
             if S::let_go(&mut lock).await.is_ok() {
-                self.store.client_mut().is_kept(&lock.session);
+                store.client_mut().is_kept(&lock.session);
             }
         }
-        let Begun {
-            fence,
-            now_us,
-            drains,
-        } = match begun? {
-            Some(Beginning::Begun(begun)) => begun,
-            Some(Beginning::Denied(denial)) => {
-                self.let_go(request).await?;
+        match attempt? {
+            Some(Attempt::Granted(grant)) => {
+                let locks = store.locks_mut();
+                if let Some(mut lock) = locks.tries.take(key, token) {
+                    (lock.unanswered, lock.granted) = (0, Some(grant.clone()));
+                    lock.until = Some(Instant::now() + grant.ttl.get());
+                    locks.holds.put(key, token, lock);
+                }
+                Ok(Attempt::Granted(grant))
+            }
+            None => self.refuse(request).await,
+            Some(refused) => {
+                if let Some(lock) = store.locks_mut().tries.get(key, token) {
+                    // No session has the lock, but the document has a hold that is not over.
+                    lock.left_for = match &refused {
+                        Attempt::Busy(busy) if !busy.transient => busy.expires_in,
+                        _ => None,
+                    };
+                    S::let_go(lock).await?;
+                }
                 if !request.waiting {
                     self.keep_session(request);
                 }
-                return Ok(Attempt::Denied(denial));
+                Ok(refused)
             }
-            Some(Beginning::Left) => {
-                self.let_go(request).await?;
-                return self.refuse(request).await;
-            }
-            None => return self.refuse(request).await,
-        };
-        if S::GRANT_LEAVES_QUEUE {
-            self.leave_queued(key, token);
         }
-        if let Some(mut lock) = self.tries.take(key, token) {
-            lock.unanswered = 0;
-            let ends_us = now_us.saturating_add(ms(request.ttl).saturating_mul(1000));
-            self.holds.push(SessionHold {
-                key: key.clone(),
-                token: *token,
-                lock,
-                fence,
-                ttl: request.ttl,
-                ends_us,
-                leaving: false,
-            });
-        }
-        Ok(Attempt::Granted(grant(
-            fence,
-            request.ttl,
-            if drains { DRAIN_DELAY } else { Duration::ZERO },
-        )))
     }
 
     /// Opens the sessions that the request needs, as far as they are not open: all of them, or
@@ -192,14 +173,15 @@ impl<S: SessionStore> SessionLocks<S> {
     async fn open(&mut self, request: &Request) -> Result<()> {
         self.open_all(request)
             .await
-            .inspect_err(|error| self.store.client().left(error))
+            .inspect_err(|error| self.client().left(error))
     }
 
     async fn open_all(&mut self, request: &Request) -> Result<()> {
         let (key, token) = (&request.key, &request.token);
-        let known = self.store.take_try(&mut self.tries, key, token);
-        let client = self.store.client_mut();
-        // The fence is counted over the client's own session.
+        let store = &mut self.cas.store;
+        let known = store.take_try(key, token);
+        let client = store.client_mut();
+        // The document is written over the client's own session.
         let mut side = client.session.take().filter(Session::is_open);
         let far = known.as_ref().is_some_and(|lock| lock.far && !lock.has);
         if side.is_none() && client.mode() == SqlMode::Row && !far {
@@ -211,68 +193,93 @@ impl<S: SessionStore> SessionLocks<S> {
         let lock = if let Some(lock) = known {
             lock
         } else {
-            let mut lock = self.store.open_lock(request, side.as_mut()).await?;
-            self.store
+            let mut lock = store.open_lock(request, side.as_mut()).await?;
+            store
                 .client_mut()
                 .end_abandoned_over(&mut lock.session)
                 .await?;
             lock
         };
-        let client = self.store.client_mut();
+        let client = store.client_mut();
         client.is_kept(&lock.session);
         client.session = side;
         // Among the tries, so that a dropped question can be asked again.
-        self.tries.put(key, token, lock);
+        store.locks_mut().tries.put(key, token, lock);
         Ok(())
     }
 
     /// Repeats a request that was granted, whose command is not started yet. Returns `None` if the
     /// session does not answer: it is abandoned.
-    async fn take_again(&mut self, at: usize, request: &Request) -> Result<Option<Attempt>> {
+    async fn take_again(&mut self, request: &Request) -> Result<Option<Attempt>> {
         let (key, token) = (&request.key, &request.token);
-        let SessionHold { lock, fence, .. } = &mut self.holds[at];
+        let store = &mut self.cas.store;
+        let Some(lock) = store.locks_mut().holds.get(key, token) else {
+            return Ok(None);
+        };
         if lock.unanswered >= 2 {
-            let hold = self.holds.swap_remove(at);
-            self.store.client_mut().abandon(hold.lock.session);
+            if let Some(lock) = store.locks_mut().holds.take(key, token) {
+                store.client_mut().abandon(lock.session);
+            }
             return Ok(None);
         }
         lock.unanswered += 1;
-        let (fence, session) = (*fence, lock.session.id());
-        let renewal = self.extend(key, token, Some(request.ttl), None).await;
-        if let Some(at) = self.hold_of(key, token) {
-            self.holds[at].lock.unanswered = 0;
+        let (granted, session) = (lock.granted.clone(), lock.session.id());
+        let renewal = self
+            .extend(key, token, Intent::Extend(Some(request.ttl)))
+            .await;
+        if let Some(lock) = self.hold(key, token) {
+            lock.unanswered = 0;
         }
-        Ok(Some(match renewal? {
-            Renewal::NotHeld => {
-                self.store.client_mut().abandon_id(session);
-                Attempt::Busy(Busy {
-                    notifies: true,
-                    transient: true,
-                    ..Busy::default()
-                })
-            }
-            _ => Attempt::Granted(grant(fence, request.ttl, Duration::ZERO)),
-        }))
-    }
-
-    async fn let_go(&mut self, request: &Request) -> Result<()> {
-        match self.tries.get(&request.key, &request.token) {
-            Some(lock) => S::let_go(lock).await,
-            None => Ok(()),
+        // The next renewal finds the mark of a break, too.
+        if let (Some(grant), Renewal::Renewed { .. } | Renewal::Kept { .. } | Renewal::Broken(_)) =
+            (granted, renewal?)
+        {
+            return Ok(Some(Attempt::Granted(grant)));
         }
+        self.client_mut().abandon_id(session);
+        Ok(Some(Attempt::Busy(Busy {
+            notifies: true,
+            transient: true,
+            ..Busy::default()
+        })))
     }
 
     /// Reports the holders. The session stays for a waiter.
     async fn refuse(&mut self, request: &Request) -> Result<Attempt> {
-        let Some(lock) = self.tries.get(&request.key, &request.token) else {
-            return Ok(Attempt::Busy(Busy::default()));
+        let store = &mut self.cas.store;
+        let position = if request.waiting {
+            store.note_waiter(request, 0).await?
+        } else {
+            None
         };
-        let (holders, position) = self.store.look_and_queue(lock, request).await?;
+        let known = store
+            .locks_mut()
+            .tries
+            .get(&request.key, &request.token)
+            .and_then(|lock| lock.found.clone());
+        // To answer, the server looks at all sessions that wait: a waiter far behind looks once.
+        let far = position.is_some_and(|place| place > NEAR);
+        let holders = if let Some(known) = known.filter(|_| far) {
+            known
+        } else {
+            let purpose = ReadFor::Acquire {
+                request,
+                claims: false,
+            };
+            let mut snapshot = store.read(&request.key, purpose).await?;
+            snapshot.document.expire(snapshot.now());
+            let outside = snapshot.outside.take().map(|outside| outside.holder);
+            outside
+                .into_iter()
+                .chain(snapshot.document.holders(snapshot.now()))
+                .collect()
+        };
         if request.waiting {
-            let client = self.store.client_mut();
-            lock.far =
-                client.mode() == SqlMode::Row && position.is_some_and(|position| position > NEAR);
-            client.session.take_if(|_| lock.far);
+            let far = far && self.client().mode() == SqlMode::Row;
+            if let Some(lock) = self.serve(&request.key, &request.token) {
+                (lock.far, lock.found) = (far, Some(holders.clone()));
+            }
+            self.client_mut().session.take_if(|_| far);
         } else {
             self.keep_session(request);
         }
@@ -288,83 +295,12 @@ impl<S: SessionStore> SessionLocks<S> {
             position,
         }))
     }
-
-    /// Extends a hold. With an intent it also reads the mark of a break.
-    async fn extend(
-        &mut self,
-        key: &Key,
-        token: &Token,
-        ttl: Option<Ttl>,
-        intent: Option<Intent>,
-    ) -> Result<Renewal> {
-        let Some(at) = self
-            .hold_of(key, token)
-            .filter(|at| !self.holds[*at].leaving)
-        else {
-            return Ok(Renewal::NotHeld);
-        };
-        let SessionHold {
-            lock,
-            fence,
-            ttl: granted,
-            ends_us,
-            ..
-        } = &mut self.holds[at];
-        let length = ttl.unwrap_or(*granted);
-        let (now_us, mark) = match self
-            .store
-            .renew(lock, (token, *fence), length, intent)
-            .await
-        {
-            Ok(Some(renewed)) => renewed,
-            // A statement can fail by itself; a session that is over has ended the hold.
-            Err(error) if lock.session.is_open() => return Err(error),
-            Ok(None) | Err(_) => {
-                self.holds.swap_remove(at);
-                return Ok(Renewal::NotHeld);
-            }
-        };
-        if let Some(mark) = mark {
-            return Ok(Renewal::Broken(mark));
-        }
-        // The session lasts for its idle limit, even if the server's clock was set back.
-        let left = micros(*ends_us - now_us).min(lock.idle_limit);
-        if length.get() < left {
-            return Ok(Renewal::Kept {
-                expires_in: Some(left),
-            });
-        }
-        if length.get() != lock.idle_limit {
-            match self
-                .store
-                .change_idle_limit(lock, (token, *fence), length.get())
-                .await
-            {
-                Ok(true) => {}
-                Err(error) if lock.session.is_open() => return Err(error),
-                Ok(false) | Err(_) => {
-                    self.holds.swap_remove(at);
-                    return Ok(Renewal::NotHeld);
-                }
-            }
-        }
-        *ends_us = now_us.saturating_add(ms(length).saturating_mul(1000));
-        Ok(Renewal::Renewed {
-            ttl: length,
-            fence: *fence,
-        })
-    }
 }
 
-fn grant(fence: Fence, ttl: Ttl, drain_delay: Duration) -> Grant {
-    Grant {
-        fence,
-        ttl,
-        holds: 1,
-        drain_delay,
-        session: None,
-        permit: None,
-    }
+/// A hold lasts by its session: what is written for others must not keep it waiting.
+#[allow(clippy::disallowed_methods)]
+async fn within<T>(limit: Duration, asked: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout(limit, asked).await.ok()
 }
 
 /// Waiting is what a backend's `wait` is for.
@@ -377,18 +313,18 @@ impl<S: SessionStore> HasClient for SessionLocks<S> {
     type Database = S::Database;
 
     fn client(&self) -> &Client<S::Database> {
-        self.store.client()
+        self.cas.store.client()
     }
 
     fn client_mut(&mut self) -> &mut Client<S::Database> {
-        self.store.client_mut()
+        self.cas.store.client_mut()
     }
 }
 
 #[async_trait(?Send)]
 impl<S: SessionStore> Backend for SessionLocks<S> {
     fn identity(&self) -> Identity {
-        self.store.client().identity()
+        self.client().identity()
     }
 
     async fn connect(&mut self, request: &Request) -> Result<()> {
@@ -396,25 +332,26 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
     }
 
     fn disconnect(&mut self) {
-        let client = self.store.client_mut();
-        client.session = None;
-        for lock in self.tries.drain() {
+        let store = &mut self.cas.store;
+        store.client_mut().session = None;
+        let tries: Vec<_> = store.locks_mut().tries.drain().collect();
+        for lock in tries {
             if lock.has || lock.blocked || lock.unanswered > 0 {
-                client.abandon(lock.session);
+                store.client_mut().abandon(lock.session);
             }
         }
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
         let attempt = self.acquire(request).await;
-        if let Some(lock) = self.tries.get(&request.key, &request.token) {
+        if let Some(lock) = self.serve(&request.key, &request.token) {
             lock.unanswered = 0;
         }
         attempt
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let Some(lock) = self.tries.get(&request.key, &request.token) else {
+        let Some(lock) = self.serve(&request.key, &request.token) else {
             return Ok(Wake::Changed);
         };
         if lock.has || !lock.session.is_open() {
@@ -426,7 +363,7 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
             pause(left_for.min(at_most).min(lock.idle_limit / 2)).await;
             return Ok(Wake::TimedOut);
         }
-        Ok(if S::wait(lock, request.ttl, at_most).await? {
+        Ok(if S::block(lock, request.ttl, at_most).await? {
             Wake::Changed
         } else {
             Wake::TimedOut
@@ -434,147 +371,115 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
+        let (key, token) = (&request.key, &request.token);
         // Readers of the queue pass over a holder: the command need not wait for the queue.
-        if self.is_queued(&request.key, &request.token)
-            && self.hold_of(&request.key, &request.token).is_none()
-        {
-            self.store.leave(&mut self.tries, request).await?;
-            self.leave_queued(&request.key, &request.token);
+        if self.hold(key, token).is_some() {
+            return Ok(());
         }
-        Ok(())
+        let store = &mut self.cas.store;
+        if let Some(mut lock) = store.take_try(key, token) {
+            // A lock that the session got meanwhile is released with it, and the next waiter gets
+            // it.
+            store.client_mut().abandon_unless_kept(&lock.session);
+            if S::let_go(&mut lock).await.is_ok() {
+                let client = store.client_mut();
+                client.is_kept(&lock.session);
+                client.session.get_or_insert(lock.session);
+            }
+        }
+        store.client_mut().end_abandoned().await?;
+        self.look().leave_queue(request).await
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
         if let Some(ttl) = intent.ttl() {
-            self.store.client().capabilities().check_ttl(ttl)?;
+            self.client().capabilities().check_ttl(ttl)?;
         }
         if intent == Intent::Probe {
-            return self.store.probe(key, token).await;
+            return self.look().renew(key, token, intent).await;
         }
-        self.extend(key, token, intent.ttl(), Some(intent)).await
+        self.extend(key, token, intent).await
     }
 
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
-        if self.tries.get(key, token).is_some()
-            && self.store.withdraw(&mut self.tries, key, token, info).await
-        {
-            return Ok(Release::NotHeld);
-        }
-        let Some(at) = self.hold_of(key, token) else {
-            // The hold of an abandoned session ends before its absence is reported.
-            self.store.client_mut().end_abandoned().await?;
-            self.store.forget(key, token, info, Over::Unused).await;
+        self.serve(key, token);
+        let Some(lock) = self.hold(key, token) else {
+            if self.serve(key, token).is_some() {
+                self.withdraw(key, token, info).await?;
+            } else {
+                self.bury(key, token, info, false).await?;
+            }
             return Ok(Release::NotHeld);
         };
-        let SessionHold { lock, leaving, .. } = &self.holds[at];
-        if *leaving && (lock.unanswered >= 2 || !lock.session.is_alive()) {
-            // The command has ended, and the session does not answer the release: it is ended. Its
-            // records go first, since the next holder would take them for those of a holder that
-            // vanished.
-            let (session, over) = (
-                self.holds[at].lock.session.id(),
-                if info.end.is_none() {
-                    Over::Unused
-                } else {
-                    Over::Silent
-                },
-            );
-            let client = self.store.client_mut();
-            client.abandon_own();
-            client.abandon_id(session);
-            self.store.forget(key, token, info, over).await;
-            self.store.client_mut().end_abandoned().await?;
-            self.holds.swap_remove(at);
+        let (is_alive, leaving) = (lock.session.is_alive(), lock.leaving);
+        if !is_alive || (leaving && lock.unanswered >= 2) {
+            self.bury(key, token, info, leaving).await?;
             return Ok(Release::NotHeld);
         }
-        if !self.holds[at].lock.session.is_alive() {
-            self.holds.swap_remove(at);
-            self.store.forget(key, token, info, Over::Lost).await;
-            return Ok(Release::NotHeld);
-        }
-        // It stays here until it is done: dropped half-way and asked again, the same session goes
-        // on with it.
-        let SessionHold {
-            lock,
-            fence,
-            leaving,
-            ..
-        } = &mut self.holds[at];
-        *leaving = true;
+        // It stays among the holds until it is done: dropped half-way and asked again, the same
+        // session goes on with it.
+        lock.leaving = true;
         lock.unanswered += 1;
-        let released = self.store.give_back(lock, (token, *fence), info).await;
-        lock.unanswered = 0;
-        if let Err(error) = &released
-            && error.is_transient()
-        {
-            return released.map(|_| Release::NotHeld);
+        if leaving {
+            // Whoever keeps the row from being written may wait for this lock.
+            S::let_go(lock).await?;
         }
-        let hold = self.holds.swap_remove(at);
-        let released = released?;
-        let queued = self.is_queued(key, token);
-        self.store.put_away(hold.lock, token, queued).await;
-        self.leave_queued(key, token);
-        Ok(if released {
-            Release::Released
-        } else {
-            Release::NotHeld
-        })
+        let released = self.cas.release(key, token, info).await;
+        let store = &mut self.cas.store;
+        let Some(lock) = store.locks_mut().holds.get(key, token) else {
+            return released;
+        };
+        // Without a record of the release, the next holder only waits a moment without need.
+        let gone = match &released {
+            Err(error) if error.is_transient() => Ok(()),
+            _ if !lock.has => Ok(()),
+            _ => S::let_go(lock).await,
+        };
+        lock.unanswered = 0;
+        match (&released, gone) {
+            (Err(error), _) if error.is_transient() => return released,
+            (_, Err(error)) if error.is_transient() => return Err(error),
+            _ => {}
+        }
+        if let Some(lock) = store.locks_mut().holds.take(key, token) {
+            store.client_mut().session.get_or_insert(lock.session);
+        }
+        released
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
-        self.store.amend(key, change).await
+        self.look();
+        self.evict(key, change).await
     }
 
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        self.store.look(key).await
+        self.look().inspect(key).await
     }
 
     async fn list(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
-        let start = self.store.client().names.starting_with(start);
-        let mut states = Vec::new();
-        for name in self.store.names(S::HELD_NAMES, &start, progress).await? {
-            let Some(key) = self.store.client().names.key(&name) else {
-                continue;
-            };
-            let state = self.store.look(&key).await?;
-            progress.part();
-            if !state.holders.is_empty() {
-                states.push(state);
-            }
-        }
-        Ok(states)
+        self.look().list(start, progress).await
     }
 
     async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
-        let start = self.store.client().names.starting_with(start);
-        let names = self
-            .store
-            .names(&S::known_names(which), &start, progress)
-            .await?;
-        Ok(names
-            .iter()
-            .filter_map(|name| self.store.client().names.key(name))
-            .collect())
+        self.look().known(start, which, progress).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {
-        self.store.history(key).await
+        self.look().history(key).await
     }
 
     fn notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.store.client_mut().notices)
+        self.cas.notices()
     }
 
     fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
-        self.holds
-            .iter()
-            .map(|hold| hold.lock.session.lifeline())
-            .collect()
+        let holds = &self.cas.store.locks().holds;
+        holds.iter().map(|lock| lock.session.lifeline()).collect()
     }
 
     async fn watch(&mut self, key: &Key, token: &Token) {
-        match self.hold_of(key, token) {
-            Some(at) => self.holds[at].lock.session.ended().await,
+        match self.hold(key, token) {
+            Some(lock) => lock.session.ended().await,
             None => std::future::pending().await,
         }
     }

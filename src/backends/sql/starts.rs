@@ -222,27 +222,18 @@ pub struct Begin<'a> {
     pub window_ms: Option<i64>,
     /// The number of the attempt, starting at 1.
     pub tries: i64,
-    /// The cooldown that the run replaces, as JSON, if the record was judged.
-    pub replaced_cooldown: Option<String>,
-    /// The start that the run replaces, as JSON, if the record was judged.
-    pub replaced_start: Option<String>,
 }
 
 impl<'a> Begin<'a> {
-    /// Returns the run policy of a request. With `judged`, the earlier run record was judged at
-    /// this time in ms; otherwise none counts.
-    pub fn of(request: &'a Request, judged: Option<(&RunRecord, u64)>) -> Self {
+    /// Returns the run policy of a request, if no earlier run record counts.
+    pub fn of(request: &'a Request) -> Self {
         let Some(run_policy) = &request.run_policy else {
             return Self::default();
         };
         let ms = |length| i64::try_from(whole_ms(length).min(LONGEST)).unwrap_or(i64::MAX);
-        let (mut record, now_ms) = judged
-            .map(|(record, now_ms)| (record.clone(), now_ms))
-            .unwrap_or_default();
-        record.begin(request, Fence(0), now_ms);
+        let mut record = RunRecord::default();
+        record.begin(request, Fence(0), 0);
         Self {
-            replaced_cooldown: replaced_cooldown(&record),
-            replaced_start: replaced_start(&record),
             place: Some(&run_policy.place),
             guard_ms: run_policy.skew_guard.map(ms),
             at_least_ms: run_policy.at_least.map(ms),

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::{
-    super::{Attempt, Busy, Denial, Entry, Fence, Grant, Mode, Request, Result, Token},
+    super::{
+        Attempt, Busy, DRAIN_DELAY, Denial, Entry, Fence, Grant, Mode, Request, Result, Token,
+    },
     Document,
     holder::{HoldEntry, HolderEntry},
     room,
@@ -145,7 +147,7 @@ impl Document {
             fence,
             ttl: request.ttl,
             holds: 1,
-            drain_delay: Duration::ZERO,
+            drain_delay: self.drain_delay(now),
             session: None,
             permit,
         }
@@ -153,6 +155,7 @@ impl Document {
 
     /// Enters or repeats a hold of an owner that is a holder. Never moves an end backwards.
     fn enter(&mut self, request: &Request, now: u64) -> Option<Grant> {
+        let drain_delay = self.drain_delay(now);
         let holder = self.holder_mut(&request.token)?;
         let (ttl, hold) = (request.ttl.as_millis(), request.token.hold_text());
         let before = holder.holds.get(&hold).map_or(0, |hold| hold.ends);
@@ -169,7 +172,7 @@ impl Document {
             permit: holder.permit,
             ttl: request.ttl,
             holds: holder.count(),
-            drain_delay: Duration::ZERO,
+            drain_delay,
             session: None,
         };
         self.leave(&request.token);
@@ -195,6 +198,15 @@ impl Document {
                 .is_some_and(|start| start.fence == fence);
         if !(cooldown && once) {
             self.run_record.begin(request, fence, now);
+        }
+    }
+
+    /// How long the commands of holders whose sessions ended may still run.
+    fn drain_delay(&self, now: u64) -> Duration {
+        if self.drained > now {
+            DRAIN_DELAY
+        } else {
+            Duration::ZERO
         }
     }
 

@@ -50,7 +50,9 @@ impl Document {
                 format!("has a fence above the last one, {}", last?.0)
             } else if holder.mode == Mode::Exclusive && self.holders.len() > 1 {
                 "has the lock exclusively, and is not alone".into()
-            } else if root.is_some_and(|root| root.ends > now && root.ends < holder.since) {
+            } else if holder.session.is_none()
+                && root.is_some_and(|root| root.ends > now && root.ends < holder.since)
+            {
                 "ends before it began".into()
             } else {
                 match (holder.mode, holder.permit) {

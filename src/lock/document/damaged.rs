@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     damage::{self, Dice},
-    lock::{Once, Request, RunPolicy},
+    lock::{Intent, Once, Request, RunPolicy},
 };
 
 const NOW: u64 = 1_800_000_000_000;

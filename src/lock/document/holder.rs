@@ -30,7 +30,7 @@ pub struct HolderEntry {
     /// When the holder took the lock.
     #[serde(rename = "b")]
     pub since: u64,
-    /// When a hold was last taken or extended.
+    /// When a hold was last taken or extended; earlier than `since` if that is not known.
     #[serde(rename = "l")]
     pub renewed: u64,
     /// The holder's metadata.
@@ -42,6 +42,10 @@ pub struct HolderEntry {
     /// The mark of a break.
     #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<Break>,
+    /// The server's session that has the lock, in the store's words: the hold lasts as long as the
+    /// session has it, whatever its times say.
+    #[serde(rename = "i", default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
 }
 
 /// One hold of an owner.
@@ -82,6 +86,7 @@ impl HolderEntry {
             metadata: request.metadata.clone(),
             detached: request.detached,
             mark: None,
+            session: None,
         }
     }
 
@@ -112,7 +117,7 @@ impl HolderEntry {
             foreign: false,
             detached: self.detached,
             held_for: ago(self.since),
-            renewed_ago: ago(self.renewed),
+            renewed_ago: ago(self.renewed).filter(|_| self.renewed >= self.since),
             expires_in: Some(Duration::from_millis(self.ends().saturating_sub(now))),
             holds: self.count(),
             broken: self.mark.clone(),

@@ -19,6 +19,7 @@ pub(crate) mod holder;
 mod model;
 mod parts;
 mod queue;
+mod renewal;
 #[cfg(test)]
 mod tests;
 pub(super) mod turn;
@@ -34,10 +35,11 @@ pub use self::{
     holder::{HoldEntry, HolderEntry},
     parts::Times,
     queue::QueueEntry,
+    witness::SessionState,
 };
 use super::{
-    Break, Error, Fence, HistoryEntry, Holder, Intent, Kind, Metadata, Mode, Release, ReleaseInfo,
-    Renewal, Result, RunRecord, Scope, Token, Ttl, Waiter,
+    Break, DRAIN_DELAY, Error, Fence, HistoryEntry, Holder, Kind, Metadata, Mode, Release,
+    ReleaseInfo, Result, RunRecord, Scope, Token, Waiter,
 };
 
 /// The layout that this version writes: a hundred times its major number, plus its minor one.
@@ -46,6 +48,9 @@ const LAYOUT: u16 = 100;
 const LAYOUT_REFUSED: u16 = 200;
 /// How long a lock that has room is reserved for the waiter that it was offered to.
 pub const OFFER: Duration = Duration::from_millis(queue::OFFER);
+/// [`DRAIN_DELAY`] in ms.
+#[allow(clippy::cast_possible_truncation)] // less than a second
+const DRAIN_MS: u64 = DRAIN_DELAY.as_millis() as u64;
 /// How many waiters are woken at the same time: one of them may be frozen.
 const WOKEN: usize = 2;
 
@@ -70,6 +75,10 @@ pub struct Document {
     /// Outbox: ended holds that are not in the history yet.
     #[serde(rename = "e", default, skip_serializing_if = "Vec::is_empty")]
     ended: Vec<HistoryEntry>,
+    /// Until when the commands of holders whose sessions ended may still run: see
+    /// [`Grant::drain_delay`].
+    #[serde(rename = "d", default, skip_serializing_if = "is_zero")]
+    drained: u64,
     /// A change lets other waiters be granted the lock.
     #[serde(skip)]
     dirty: bool,
@@ -88,6 +97,7 @@ impl Default for Document {
             run_record: RunRecord::default(),
             warned: (0, 0),
             ended: Vec::new(),
+            drained: 0,
             dirty: false,
             offered: Vec::new(),
         }
@@ -147,6 +157,7 @@ impl Document {
             && self.queue.is_empty()
             && self.run_record == RunRecord::default()
             && self.ended.is_empty()
+            && self.drained == 0
     }
 
     /// Whether the document has a holder.
@@ -187,6 +198,12 @@ impl Document {
         });
         self.dirty |= self.queue.expire(now) || !over.is_empty();
         self.ended.extend(over);
+        self.drained = if self.drained > now {
+            // A clock that was set back makes no delay longer.
+            self.drained.min(now.saturating_add(DRAIN_MS))
+        } else {
+            0
+        };
     }
 
     /// Ends all holds, since a client that does not know them took the lock.
@@ -197,51 +214,6 @@ impl Document {
                 .drain(..)
                 .map(|holder| holder.vanished(holder.ends().min(now))),
         );
-    }
-
-    /// Extends a hold. Never re-creates one, and never moves its end backwards.
-    pub fn renew(&mut self, token: &Token, intent: Intent, now: u64) -> Renewal {
-        if intent == Intent::Probe {
-            return self.verify(token, now);
-        }
-        let Some(holder) = self.holder_mut(token) else {
-            return Renewal::NotHeld;
-        };
-        let Some(hold) = holder.holds.get_mut(&token.hold_text()) else {
-            return Renewal::NotHeld;
-        };
-        if let Some(mark) = &mut holder.mark {
-            if matches!(intent, Intent::Extend(_)) {
-                return Renewal::Broken(mark.clone());
-            }
-            mark.seen = true;
-        }
-        let ttl = intent.ttl().map_or(hold.ttl, Ttl::as_millis);
-        let ends = now.saturating_add(ttl);
-        if ends < hold.ends {
-            return Renewal::Kept {
-                expires_in: Some(Duration::from_millis(hold.ends - now)),
-            };
-        }
-        hold.ends = ends;
-        holder.renewed = now;
-        Renewal::Renewed {
-            ttl: Ttl::new(Duration::from_millis(ttl)).unwrap_or(Ttl::DEFAULT),
-            fence: Fence(holder.fence),
-        }
-    }
-
-    /// Whether a token has a hold.
-    pub fn verify(&self, token: &Token, now: u64) -> Renewal {
-        match self
-            .holder(token)
-            .and_then(|holder| holder.holds.get(&token.hold_text()))
-        {
-            Some(hold) => Renewal::Kept {
-                expires_in: Some(Duration::from_millis(hold.ends.saturating_sub(now))),
-            },
-            None => Renewal::NotHeld,
-        }
     }
 
     /// Releases a hold. Releasing the first hold of a tree releases all others. Records the outcome

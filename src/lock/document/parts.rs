@@ -122,10 +122,12 @@ impl Document {
             .any(|holder| holder.holds.contains_key(hold))
     }
 
-    /// Returns the earliest end of the holds that exist at `now`, unless they are renewed.
+    /// Returns the earliest end of the holds that exist at `now` and last by their times, unless
+    /// they are renewed.
     pub fn holds_end_after(&self, now: u64) -> Option<u64> {
         self.holders
             .iter()
+            .filter(|holder| holder.session.is_none())
             .flat_map(|holder| holder.holds.values())
             .map(|hold| hold.ends)
             .filter(|ends| *ends > now)

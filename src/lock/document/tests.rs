@@ -1,7 +1,9 @@
 mod queue;
 
 use super::*;
-use crate::lock::{Attempt, Busy, Entry, Grant, Intent, Key, Once, Renewal, Request, RunPolicy};
+use crate::lock::{
+    Attempt, Busy, Entry, Grant, Intent, Key, Once, Renewal, Request, RunPolicy, Ttl,
+};
 
 const SECOND: u64 = 1000;
 

@@ -1,9 +1,22 @@
-//! The evidence of a store that sees whether processes live. It overrides the times of a document.
+//! The evidence of a store that sees whether processes live, or which sessions of a server have the
+//! lock. It overrides the times of a document.
 
 use super::{
     super::{Mode, Token},
-    Document, room,
+    DRAIN_MS, Document, HolderEntry, room,
 };
+
+/// What a server knows of a session that took a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionState {
+    /// It has the lock.
+    Has,
+    /// It has the lock no more.
+    Gone,
+    /// Its server was restarted, or another one took its place: the hold lasts until then, in ms of
+    /// this server's clock.
+    Left(u64),
+}
 
 impl Document {
     /// Records which processes live: `has_process` returns whether a hold has a process,
@@ -39,6 +52,106 @@ impl Document {
         self.holders
             .iter_mut()
             .for_each(|holder| holder.detached = true);
+    }
+
+    /// Records what the server knows of the sessions that took the lock: a holder lasts exactly as
+    /// long as its session has it. If a session ended by itself, what its holder runs may not have
+    /// ended yet: grants have a drain delay for a moment. A holder whose server is gone lasts by
+    /// its times from now on. Call [`Document::expire`] next.
+    pub fn witness_sessions(
+        &mut self,
+        now: u64,
+        state: impl Fn(&HolderEntry, &str) -> SessionState,
+    ) {
+        for holder in &mut self.holders {
+            let Some(session) = &holder.session else {
+                // Its server is gone. A clock that was set back makes no lease longer.
+                for hold in holder.holds.values_mut() {
+                    let most = now.saturating_add(hold.ttl);
+                    self.dirty |= hold.ends > most;
+                    hold.ends = hold.ends.min(most);
+                }
+                continue;
+            };
+            let (state, holds) = (state(holder, session), holder.holds.values_mut());
+            // What is found here is written with the next change, or in any case.
+            self.dirty |= state != SessionState::Has;
+            match state {
+                // A server ends a session that is silent for longer than the TTL.
+                SessionState::Has => holds.for_each(|hold| {
+                    hold.ends = hold.ends.max(now + 1).min(now.saturating_add(hold.ttl));
+                }),
+                SessionState::Gone => {
+                    holds.for_each(|hold| hold.ends = hold.ends.min(now));
+                    self.drained = now.saturating_add(DRAIN_MS);
+                }
+                SessionState::Left(until) => {
+                    holds.for_each(|hold| hold.ends = until);
+                    (holder.session, holder.renewed) = (None, 0);
+                }
+            }
+        }
+    }
+
+    /// Whether no holder has a session; then this is as [`Document::witness_sessions`].
+    pub fn without_sessions(&mut self, now: u64) -> bool {
+        if self.sessions().next().is_some() {
+            return false;
+        }
+        self.witness_sessions(now, |_, _| SessionState::Has);
+        true
+    }
+
+    /// Records the session that has the lock by this token's hold.
+    pub fn attach(&mut self, token: &Token, session: &str) {
+        if let Some(holder) = self.holder_mut(token) {
+            holder.session = Some(session.to_owned());
+        }
+    }
+
+    /// Forgets the session of this token's hold, since another one asks for it anew: its answer is
+    /// written in any case.
+    pub fn forget_session(&mut self, token: &Token, now: u64) {
+        if let Some(holder) = self.holder_mut(token) {
+            (holder.session, holder.renewed) = (None, 0);
+            for hold in holder.holds.values_mut() {
+                hold.ends = hold.ends.max(now.saturating_add(hold.ttl));
+            }
+        }
+    }
+
+    /// Returns the session that has the lock by the hold with this fence.
+    pub fn session_of(&self, fence: super::Fence) -> Option<&str> {
+        self.holders
+            .iter()
+            .find(|holder| holder.fence == fence.0)?
+            .session
+            .as_deref()
+    }
+
+    /// Returns each session that has the lock, as far as is written.
+    pub fn sessions(&self) -> impl Iterator<Item = &str> {
+        self.holders
+            .iter()
+            .filter_map(|holder| holder.session.as_deref())
+    }
+
+    /// Returns the hold and the session of each reader.
+    pub fn readers(&self) -> impl Iterator<Item = (&str, &str)> {
+        let readers = self
+            .holders
+            .iter()
+            .filter(|holder| holder.mode == Mode::Shared);
+        readers.filter_map(|holder| Some((&*holder.root, holder.session.as_deref()?)))
+    }
+
+    /// Takes back the mark of a hold that could not be broken, unless its holder knows of it.
+    pub fn unmark(&mut self, fence: super::Fence) {
+        for holder in &mut self.holders {
+            if holder.fence == fence.0 {
+                holder.mark.take_if(|mark| !mark.seen);
+            }
+        }
     }
 
     /// Drops the other holds of this token's owner that have no process, unless the hold is

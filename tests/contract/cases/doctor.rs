@@ -461,7 +461,7 @@ async fn missing_tables_are_reported(lab: &Lab) {
         Severity::Ok,
         "dlock",
     );
-    lab.postgres().sql("DROP TABLE dlock_fences");
+    lab.postgres().sql("DROP TABLE dlock_rows");
     assert_found(
         &examine(&mut lab.client().await).await,
         "schema",

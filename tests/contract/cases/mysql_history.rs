@@ -295,7 +295,9 @@ async fn a_waiter_that_leaves_keeps_nothing_without_a_writable_table(lab: &Lab) 
         Wake::Changed,
         "the waiter's session has the lock"
     );
-    let blocker = lab.mariadb().keep("LOCK TABLES dlock_sessions WRITE");
+    let blocker = lab
+        .mariadb()
+        .keep("LOCK TABLES dlock WRITE, dlock_waiters WRITE");
     let left = b.0.leave_queue(&unwanted).await;
     assert!(
         left.as_ref()
@@ -313,9 +315,9 @@ async fn an_unreadable_mark_ends_no_hold(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    lab.mariadb().sql("RENAME TABLE dlock_marks TO elsewhere");
+    lab.mariadb().sql("RENAME TABLE dlock TO elsewhere");
     a.renewed(&held, None).await;
-    lab.mariadb().sql("RENAME TABLE elsewhere TO dlock_marks");
+    lab.mariadb().sql("RENAME TABLE elsewhere TO dlock");
     a.renewed(&held, None).await;
     a.free(&held).await;
 }

@@ -363,11 +363,7 @@ async fn through_the_core(client: &mut Client, held: &Request) -> Renewal {
 
 /// Another session locks our row or the whole table: each request is repeated until it is answered.
 async fn rows_locked_by_another_session_are_retried(lab: &Lab) {
-    let table = if lab.kind.held_by_session() {
-        "dlock_sessions"
-    } else {
-        "dlock"
-    };
+    let table = "dlock";
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let before = a.hold(&job).await;
@@ -449,7 +445,7 @@ async fn a_deadlock_in_a_release_still_frees_the_lock(lab: &Lab) {
     let held = a.hold(&job).await;
     let other = deadlocking(
         lab,
-        "dlock_sessions WHERE name = 'dlock:job'",
+        "dlock WHERE name = 'dlock:job'",
         "dlock_rows WHERE name = 'dlock:job'",
     );
     // By then the other session waits for our row.

@@ -50,15 +50,10 @@ fn is_sql(kind: Kind) -> bool {
 
 /// Runs PostgreSQL's statement or MariaDB's. `$table` stands for the table with the starts.
 fn sql(lab: &Lab, postgres: &str, mariadb: &str) {
-    let sessions = lab.kind.held_by_session();
-    let table = lab.either(
-        if sessions { "dlock_fences" } else { "dlock" },
-        if sessions { "dlock_sessions" } else { "dlock" },
-    );
-    lab.sql(&lab.either(postgres, mariadb).replace("$table", table));
+    lab.sql(&lab.either(postgres, mariadb).replace("$table", "dlock"));
 }
 
-const COLUMNS: [&str; 16] = [
+const COLUMNS: [&str; 14] = [
     "paced_at",
     "paced_fence",
     "paced_place",
@@ -73,8 +68,6 @@ const COLUMNS: [&str; 16] = [
     "start_window_ms",
     "start_who",
     "start_hold",
-    "warned_fence",
-    "warned_level",
 ];
 
 /// A free lock whose run record denies a run denies it in every mode, or refuses the mode; also
@@ -136,10 +129,7 @@ async fn tables_without_starts_are_upgraded(lab: &Lab) {
     let drop = COLUMNS
         .map(|column| format!("DROP COLUMN {column}"))
         .join(", ");
-    let others = lab.either("dlock_fences", "dlock_sessions");
-    for table in ["dlock", others] {
-        lab.sql(&format!("ALTER TABLE {table} {drop}"));
-    }
+    lab.sql(&format!("ALTER TABLE dlock {drop}"));
     let mut b = lab.client().await;
     for request in [
         request(&key("job"), LONG),
@@ -345,31 +335,13 @@ async fn starts_that_run_policies_need_are_not_collected(lab: &Lab) {
     );
 }
 
-/// Writes the rows that remain when a fence was counted for this hold, and the session ended before
-/// its answer.
-fn record_start(lab: &Lab, of: &Request) {
-    let hold = of.token.hold_text();
-    sql(
-        lab,
-        &format!(
-            "INSERT INTO dlock_fences (name, fence, start_at, start_fence, start_stage, start_tries, start_window_ms, paced_at, paced_fence,
-                                       paced_place, guard_ms, at_least_ms, start_hold, paced_hold)
-             SELECT 'dlock:job', 7, t.now, 7, 'started', 1, 3600000, t.now, 7, 'a', 3600000, 3600000, '{hold}', '{hold}'
-               FROM (SELECT timezone('utc', clock_timestamp()) AS now) AS t;
-             INSERT INTO dlock_sessions (name, pid, hold, shared, fence, since, ttl_ms, server)
-             VALUES ('dlock:job', 1, '{hold}', false, 7, clock_timestamp(), 30000, left(pg_walfile_name(pg_current_wal_lsn()), 8)
-                     || '/' || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint)"
-        ),
-        &format!(
-            "INSERT INTO dlock_sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms, start_at, start_fence, start_stage,
-                                         start_tries, start_window_ms, paced_at, paced_fence, paced_place, guard_ms, at_least_ms, start_hold,
-                                         paced_hold, server)
-             VALUES ('dlock:job', 100, 7, 1, '{hold}', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 30000, UTC_TIMESTAMP(6), 7, 'started', 1, 3600000,
-                     UTC_TIMESTAMP(6), 7, 'a', 3600000, 3600000, '{hold}', '{hold}',
-                     CONCAT_WS('/', @@hostname, @@port, @@server_id, UNIX_TIMESTAMP() -
-                               (SELECT variable_value FROM /*M! information_schema.session_status */ /*!50700 performance_schema.session_status */ WHERE variable_name = 'Uptime') DIV 1))"
-        ),
-    );
+/// Has this hold granted, and its session end before its answer.
+async fn record_start(lab: &Lab, of: &Request) {
+    lab.client().await.take(of).await;
+    let mut other = lab.client().await;
+    while !other.inspect(&of.key).await.holders.is_empty() {
+        lab.pass(Duration::from_millis(10)).await;
+    }
 }
 
 fn everything() -> RunPolicy {
@@ -383,7 +355,7 @@ fn everything() -> RunPolicy {
 async fn a_start_recorded_before_the_grant_is_one_start(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = asking("job", &everything());
-    record_start(lab, &asked);
+    record_start(lab, &asked).await;
     assert_eq!(
         b.denied(&asking("job", &everything())).await.rule,
         Rule::AtLeast(WINDOW)
@@ -410,7 +382,7 @@ async fn a_start_recorded_before_the_grant_is_one_start(lab: &Lab) {
 async fn a_start_that_was_never_granted_is_undone(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = asking("job", &everything());
-    record_start(lab, &asked);
+    record_start(lab, &asked).await;
     assert_eq!(
         a.0.release(&asked.key, &asked.token, &ReleaseInfo::UNDO)
             .await
@@ -436,11 +408,11 @@ fn behind_proxy(lab: &Lab) -> (Proxy, Client, &'static str) {
     if lab.kind.is_postgres() {
         let proxy = Proxy::to(lab.store().port());
         let client = lab.through(proxy.port);
-        return (proxy, client, "INSERT INTO \"dlock_fences\"");
+        return (proxy, client, "INSERT INTO \"dlock\" AS l");
     }
     let proxy = Proxy::to(lab.store().port());
     let client = lab.through(proxy.port);
-    (proxy, client, "ON DUPLICATE KEY UPDATE layout = layout")
+    (proxy, client, "fence = GREATEST(fence + 1")
 }
 
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(3));

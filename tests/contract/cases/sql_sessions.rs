@@ -93,10 +93,7 @@ async fn the_next_holder_lets_a_vanished_one_stop(lab: &Lab) {
         }
         lab.client().await.take(&held).await;
         let late = stretched(Duration::from_secs(2));
-        proxy.trap(
-            lab.either("vanished AS", "@dlock_vanished ="),
-            Fault::LateReply(late),
-        );
+        proxy.trap(lab.writes(), Fault::LateReply(late));
         let asked = Instant::now();
         let answer_lost = async {
             while proxy.sprung() == 0 {
@@ -159,9 +156,9 @@ async fn a_session_that_is_ended_is_noticed_at_once(lab: &Lab) {
     let held = a.hold(&job).await;
     let quiet = tokio::time::timeout(SLACK, a.0.watch(&job, &held.token)).await;
     assert!(quiet.is_err(), "the watch ended too early");
-    let number = lab.either("pid", "session");
+    let number = lab.holder();
     let number = lab.sql(&format!(
-        "SELECT {number} FROM dlock_sessions WHERE name = 'dlock:job'"
+        "SELECT {number} FROM dlock WHERE name = 'dlock:job'"
     ))[0][0]
         .clone();
     lab.sql(&lab.either(
@@ -217,7 +214,12 @@ async fn a_late_request_for_a_fence_counts_no_other_one(lab: &Lab) {
             lab.pass(SLACK).await;
         }
         let late = stretched(Duration::from_secs(2));
-        proxy.trap("fence + 1,", Fault::Late(late));
+        let grants = if mode == Mode::Exclusive {
+            "fence + 1,"
+        } else {
+            lab.writes()
+        };
+        proxy.trap(grants, Fault::Late(late));
         let limits = Limits::of(Duration::from_secs(2));
         let asked = lease::acquire(
             &mut *a.0,
@@ -273,10 +275,7 @@ async fn a_late_request_for_a_fence_leaves_the_next_holder(lab: &Lab) {
         // A holder that vanished has left its record.
         lab.client().await.take(&wanted).await;
         let late = stretched(Duration::from_secs(2));
-        proxy.trap(
-            lab.either("vanished AS", "@dlock_vanished ="),
-            Fault::Late(late),
-        );
+        proxy.trap(lab.writes(), Fault::Late(late));
         let asked = tokio::time::timeout(
             late / 4,
             a.wait_for(
@@ -359,9 +358,13 @@ async fn a_renewal_whose_answer_was_lost_keeps_the_lock(lab: &Lab) {
     let (proxy, mut a) = by_proxy(lab);
     let job = key("job");
     let held = a.hold(&job).await;
-    // MariaDB records a renewal over another session first.
+    // With mode=row, a renewal is recorded over another session first.
+    let over_its_session = match lab.kind {
+        Kind::MariadbRow | Kind::MysqlRow => "@dlock = CONNECTION_ID() AND",
+        _ => "SET renewed_at",
+    };
     proxy.trap(
-        lab.either("", "@dlock = CONNECTION_ID() AND"),
+        lab.either("", over_its_session),
         Fault::LateReply(Duration::from_millis(300)),
     );
     let give_up_after = lab.either(Duration::from_millis(100), Duration::from_millis(250));

@@ -500,10 +500,8 @@ async fn an_older_layout_is_refused_until_init(lab: &Lab) {
     lab.sql("UPDATE dlock SET layout = 200");
     lab.sql("ALTER TABLE dlock_runs ADD COLUMN why varchar(9)");
     lab.sql("ALTER TABLE dlock_runs DROP COLUMN outcome");
-    lab.sql("ALTER TABLE dlock_marks ADD COLUMN broken varchar(9) NOT NULL");
     assert_eq!(b.0.init().await.expect("init"), Init::Created);
     lab.sql("INSERT INTO dlock_runs (name, fence, how, outcome) VALUES ('other', 1, 'ok', '{}')");
-    lab.sql("INSERT INTO dlock_marks (name, fence, mark) VALUES ('other', 1, '{}')");
     let error =
         b.0.try_acquire(&request(&job, LONG))
             .await

@@ -213,14 +213,7 @@ async fn a_table_of_any_collation_serves(lab: &Lab) {
         assert_eq!(a.0.init().await.expect("init"), Init::Created);
         serves(lab, open).await;
         // As an older version created them.
-        for companion in [
-            "_waiters",
-            "_sessions",
-            "_readers",
-            "_runs",
-            "_skips",
-            "_marks",
-        ] {
+        for companion in ["_waiters", "_runs", "_skips"] {
             lab.sql(&format!("ALTER TABLE {table}{companion} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_520_ci"));
         }
         serves(lab, open).await;
@@ -319,7 +312,7 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    lab.sql("UPDATE dlock SET layout = 400");
+    lab.sql("UPDATE dlock SET layout = 500");
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
     errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
@@ -334,11 +327,11 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
         errors.iter().all(|error| error.kind == ErrorKind::Layout),
         "{errors:?}"
     );
-    lab.sql("UPDATE dlock SET layout = 399");
+    lab.sql("UPDATE dlock SET layout = 499");
     a.renewed(&held, None).await;
     a.free(&held).await;
     // A free lock is refused too.
-    lab.sql("UPDATE dlock SET layout = 400");
+    lab.sql("UPDATE dlock SET layout = 500");
     assert_eq!(
         a.0.try_acquire(&request(&job, LONG))
             .await

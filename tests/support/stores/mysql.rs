@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    mariadb::{Kept, MariaDb, Options, Product, USER},
+    mariadb::{HOLDER, Kept, MariaDb, Options, Product, USER},
 };
 
 pub const FIXTURE: Fixture = Fixture {
@@ -192,17 +192,14 @@ impl Store for Schema {
                 format!("UPDATE dlock SET lock_until = UTC_TIMESTAMP(6) {of}; SELECT ROW_COUNT()");
             assert_eq!(self.server.text(&self.name, &sql), "1");
         } else {
-            let sql = format!("SELECT session FROM dlock_sessions {of}");
+            let sql = format!("SELECT {HOLDER} FROM dlock {of}");
             let id = self.server.text(&self.name, &sql);
             self.sql(&format!("KILL {id}"));
         }
     }
 
     fn lose_data(&self, _: &str) {
-        self.sql(
-            "DELETE FROM dlock; DELETE FROM dlock_waiters; DELETE FROM dlock_sessions; \
-             DELETE FROM dlock_readers",
-        );
+        self.sql("DELETE FROM dlock; DELETE FROM dlock_waiters");
     }
 
     fn left(&self, _: &[String]) -> Vec<String> {

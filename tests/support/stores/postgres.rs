@@ -9,7 +9,7 @@ use super::{
     Can, Fixture, Info, Kind, Marks, Need, SESSIONS, Store, USUAL, places,
     shared::{self, Slot},
 };
-use crate::postgres::{Kept, Options, Postgres, USER, missing};
+use crate::postgres::{HOLDER, Kept, Options, Postgres, USER, missing};
 
 pub const FIXTURE: Fixture = Fixture {
     store: "PostgreSQL",
@@ -142,17 +142,14 @@ impl Store for Database {
             )
         } else {
             format!(
-                "SELECT pg_terminate_backend(pid) FROM dlock_sessions WHERE name = 'dlock:{key}'"
+                "SELECT pg_terminate_backend({HOLDER}::int) FROM dlock WHERE name = 'dlock:{key}'"
             )
         };
         assert_eq!(self.sql(&sql).len(), 1);
     }
 
     fn lose_data(&self, _: &str) {
-        self.sql(
-            "DELETE FROM dlock; DELETE FROM dlock_waiters; DELETE FROM dlock_sessions; \
-             DELETE FROM dlock_fences",
-        );
+        self.sql("DELETE FROM dlock; DELETE FROM dlock_waiters");
     }
 
     fn left(&self, _: &[String]) -> Vec<String> {

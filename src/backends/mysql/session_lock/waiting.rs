@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    super::{failure, statement::Value},
-    LOCKED, MysqlLock, UNCLAIMED, first_row, found,
+    super::{connection::first_row, failure, statement::Value},
+    LOCKED, MysqlLock, UNCLAIMED, found,
 };
 use crate::{
     backends::sql::{SqlMode, pause},

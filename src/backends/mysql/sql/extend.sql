@@ -5,5 +5,5 @@ UPDATE :table
        revision = revision + 1,
        lock_until = TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6))
  WHERE name = :name AND locked_by = :owner AND revision = :revision
-   AND lock_until > UTC_TIMESTAMP(6)
+   AND lock_until > UTC_TIMESTAMP(6) AND :lasts
    AND lock_until <= TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6));

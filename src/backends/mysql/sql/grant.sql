@@ -12,7 +12,8 @@ UPDATE :table
        locked_at = UTC_TIMESTAMP(6),
        locked_by = :owner,
        lock_until = TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6)),
-       document = :document
+       document = :document,
+       mode = :mode
  WHERE name = :name AND document IS NULL AND (lock_until <= UTC_TIMESTAMP(6) OR :of_dlock)
-   AND mode IS NULL
+   AND mode <=> :mode AND :lasts
    AND COALESCE(layout, :layout) DIV 100 = :layout DIV 100 AND fence < :last AND :clear;

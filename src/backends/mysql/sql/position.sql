@@ -4,7 +4,4 @@ SELECT COUNT(*) FROM :waiters AS me JOIN :waiters AS other ON other.name = me.na
    AND (other.since < me.since OR (other.since = me.since AND other.hold <= me.hold))
    AND NOT EXISTS (SELECT 1 FROM :table AS l WHERE l.name = :name
      AND l.document LIKE CONCAT('%"', other.hold, '"%') COLLATE utf8mb4_bin)
-   AND other.hold COLLATE utf8mb4_bin <> COALESCE((SELECT root FROM :sessions WHERE name = :name),
-     '')
-   AND other.hold COLLATE utf8mb4_bin NOT IN (SELECT root FROM :readers WHERE name = :name)
  WHERE me.name = :name AND me.hold = :root;

@@ -5,10 +5,6 @@ SELECT w.name, w.hold, w.metadata, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', w.si
   FROM :waiters AS w
  WHERE w.name >= :start AND IF(:whole, w.name, LEFT(w.name, LENGTH(:start))) = :start
    AND ABS(TIMESTAMPDIFF(SECOND, w.seen, UTC_TIMESTAMP(6))) < 15
-   AND NOT EXISTS (SELECT 1 FROM :sessions AS s WHERE s.name = w.name
-     AND s.root = w.hold COLLATE utf8mb4_bin)
-   AND NOT EXISTS (SELECT 1 FROM :readers AS r WHERE r.name = w.name
-     AND r.root = w.hold COLLATE utf8mb4_bin)
    AND NOT EXISTS (SELECT 1 FROM :table AS l WHERE l.name = w.name
      AND l.document LIKE CONCAT('%"', w.hold, '"%') COLLATE utf8mb4_bin)
  ORDER BY w.since, w.hold;

@@ -33,8 +33,6 @@ CREATE TABLE IF NOT EXISTS :table (
     start_hold      CHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     paced_replaced  MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     start_replaced  MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    warned_fence    BIGINT NULL,
-    warned_level    BIGINT NULL,
     PRIMARY KEY (name)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 
@@ -73,67 +71,8 @@ CREATE TABLE IF NOT EXISTS :skips (
     PRIMARY KEY (name, print)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- Breaks of holds: the operator and the reason as JSON, and whether the holder knows. The history
--- has that JSON as the outcome of a hold that is never released.
-CREATE TABLE IF NOT EXISTS :marks (
-    name   VARBINARY(320) NOT NULL,
-    fence  BIGINT NOT NULL,
-    mark   MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-    seen   TINYINT NOT NULL DEFAULT 0,
-    PRIMARY KEY (name, fence)
-) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
-
--- What mode=row locks, and what is known of the holds of mode=row and mode=advisory: their fences
--- outlive them, so that they are counted in a table of their own, and what is kept of runs is there
--- too. drains: when the holders that vanished have stopped.
+-- What mode=row locks.
 CREATE TABLE IF NOT EXISTS :rows (
     name VARBINARY(320) NOT NULL,
     PRIMARY KEY (name)
 ) ENGINE = InnoDB;
-CREATE TABLE IF NOT EXISTS :sessions (
-    name       VARBINARY(320) NOT NULL,
-    layout     SMALLINT NOT NULL,
-    fence      BIGINT NOT NULL,
-    session    BIGINT NULL,
-    root       CHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    since      DATETIME(6) NOT NULL,
-    renewed_at DATETIME(6) NOT NULL,
-    ttl_ms     BIGINT NOT NULL,
-    metadata   MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    server     VARCHAR(320) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    ends       DATETIME(6) NULL,
-    drains     DATETIME(6) NULL,
-    paced_at        DATETIME(6) NULL,
-    paced_fence     BIGINT NULL,
-    paced_place     VARBINARY(320) NULL,
-    guard_ms        BIGINT NULL,
-    at_least_ms     BIGINT NULL,
-    paced_who       MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    paced_hold      CHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    start_at        DATETIME(6) NULL,
-    start_fence     BIGINT NULL,
-    start_stage     VARCHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    start_tries     BIGINT NULL,
-    start_window_ms BIGINT NULL,
-    start_who       MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    start_hold      CHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    paced_replaced  MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    start_replaced  MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    warned_fence    BIGINT NULL,
-    warned_level    BIGINT NULL,
-    PRIMARY KEY (name)
-) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
--- Who shares a row in mode=row.
-CREATE TABLE IF NOT EXISTS :readers (
-    name       VARBINARY(320) NOT NULL,
-    root       CHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-    fence      BIGINT NOT NULL,
-    session    BIGINT NOT NULL,
-    since      DATETIME(6) NOT NULL,
-    renewed_at DATETIME(6) NOT NULL,
-    ttl_ms     BIGINT NOT NULL,
-    metadata   MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    server     VARCHAR(320) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
-    ends       DATETIME(6) NULL,
-    PRIMARY KEY (name, root)
-) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;

@@ -3,9 +3,9 @@
 UPDATE :table
    SET :recorded locked_by = :is_by, locked_at = :is_at, lock_until = :is_until, layout = :layout,
      owner = :owner, fence = :fence,
-       renewed_at = :renewed, document = :document, bell = bell + :ring, revision = revision + 1
+       renewed_at = :renewed, document = :document, mode = :mode, bell = bell + :ring, revision = revision + 1
  WHERE name = :name AND locked_by = :was_by AND lock_until = :was_until AND revision = :revision
-   AND :in_time;
+   AND :in_time AND :lasts;
 -- A server that can't deliver the statement's result, since the client is gone, forgets the count
 -- and goes on: then the row has the answer.
 SET @dlock_written = IF(ROW_COUNT() >= 0, ROW_COUNT(),

@@ -10,8 +10,6 @@ WITH t AS (
        < t.before
 ), skips AS (
     DELETE FROM {skips} AS s USING t WHERE s.last < t.before
-), marks AS (
-    DELETE FROM {marks} AS m USING t WHERE m.fence < extract(epoch FROM t.before) * 1000000
 )
 DELETE FROM {table} AS l USING t
  WHERE left(l.name, length($2)) = $2 AND l.mode IS NULL

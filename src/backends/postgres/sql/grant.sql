@@ -7,11 +7,12 @@
 -- ttl_ms, $5 its document, $6 the first fence that is too high
 WITH granted AS (
     INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, layout, owner, fence,
-      renewed_at, revision, document{start_columns})
+      renewed_at, revision, document, mode{start_columns})
     SELECT $1, t.now + $4 * interval '1 millisecond', t.now, $2, {layout}, $2,
       (extract(epoch FROM t.now) * 1000000)::bigint, t.now, 1,
-           $5{start_values}
+           $5, {mode}{start_values}
       FROM (SELECT timezone('utc', clock_timestamp()) AS now) AS t
+     WHERE true{lasts}
     ON CONFLICT (name) DO UPDATE SET
         lock_until = excluded.lock_until,
         locked_at = excluded.locked_at,
@@ -24,7 +25,7 @@ WITH granted AS (
         revision = l.revision + 1,
         document = excluded.document{start_set}
     WHERE l.document IS NULL AND (l.lock_until <= excluded.locked_at OR l.owner = l.locked_by)
-      AND l.mode IS NULL
+      AND l.mode IS NOT DISTINCT FROM {mode}
       AND coalesce(l.layout, {layout}) / 100 = {layout} / 100
       AND l.fence < $6
       {nothing_in_the_way}

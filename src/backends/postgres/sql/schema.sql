@@ -19,7 +19,7 @@ ALTER TABLE {table}
 UPDATE {table} SET layout = {layout}, document = NULL WHERE layout < {layout} AND lock_until
   <= timezone('utc', clock_timestamp());
 -- What is kept of the runs of a lock beyond their holds: of the last one with a skew guard or
--- at-least, of the last one with once and what became of it, and which hold was last warned about.
+-- at-least, and of the last one with once and what became of it.
 ALTER TABLE {table}
 {starts_schema}-- Names are told apart by bytes, and are longer than ShedLock's 64 characters.
 ALTER TABLE {table} ALTER COLUMN name TYPE text COLLATE "C", ALTER COLUMN locked_by TYPE text;
@@ -39,16 +39,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS {waiters} (
 CREATE TABLE IF NOT EXISTS {rows} (
     name text COLLATE "C" NOT NULL PRIMARY KEY
 );
--- The last fence of each lock of mode=row and mode=advisory, never deleted, and when the holders
--- that vanished have stopped.
-CREATE TABLE IF NOT EXISTS {fences} (
-    name  text COLLATE "C" NOT NULL PRIMARY KEY,
-    fence bigint NOT NULL
-);
--- The same of their runs.
-ALTER TABLE {fences}
-    ADD COLUMN IF NOT EXISTS drains timestamptz,
-{starts_schema}-- Ended holds of all modes: how each ended, and what else is known of its end, as JSON.
+-- Ended holds of all modes: how each ended, and what else is known of its end, as JSON.
 CREATE TABLE IF NOT EXISTS {runs} (
     name     text COLLATE "C" NOT NULL,
     fence    bigint NOT NULL,
@@ -71,31 +62,3 @@ CREATE TABLE IF NOT EXISTS {skips} (
     reason text NOT NULL,
     PRIMARY KEY (name, host)
 );
--- Breaks of holds: the operator and the reason as JSON, and whether the holder knows. The history
--- has that JSON as the outcome of a hold that is never released.
-CREATE TABLE IF NOT EXISTS {marks} (
-    name   text COLLATE "C" NOT NULL,
-    fence  bigint NOT NULL,
-    mark   text NOT NULL,
-    seen   boolean NOT NULL DEFAULT false,
-    PRIMARY KEY (name, fence)
-);
-ALTER TABLE {marks} DROP COLUMN IF EXISTS broken;
--- What is known of their holds: of one that a server left behind when it was restarted, or another
--- one took over, the next holder must know when its lease is over.
-CREATE TABLE IF NOT EXISTS {sessions} (
-    name     text COLLATE "C" NOT NULL,
-    pid      integer NOT NULL,
-    hold     text NOT NULL,
-    shared   boolean NOT NULL,
-    fence    bigint NOT NULL,
-    since    timestamptz NOT NULL,
-    ttl_ms   bigint NOT NULL,
-    metadata text,
-    PRIMARY KEY (name, pid)
-);
-ALTER TABLE {sessions} SET LOGGED;
-ALTER TABLE {sessions}
-    -- Which server, since when, and when its lease is over if that server is gone.
-    ADD COLUMN IF NOT EXISTS server text,
-    ADD COLUMN IF NOT EXISTS ends   timestamptz;

@@ -13,6 +13,4 @@
     ADD COLUMN IF NOT EXISTS start_who       text,
     ADD COLUMN IF NOT EXISTS start_hold      text,
     ADD COLUMN IF NOT EXISTS paced_replaced  text,
-    ADD COLUMN IF NOT EXISTS start_replaced  text,
-    ADD COLUMN IF NOT EXISTS warned_fence    bigint,
-    ADD COLUMN IF NOT EXISTS warned_level    bigint;
+    ADD COLUMN IF NOT EXISTS start_replaced  text;

@@ -15,6 +15,7 @@ WITH written AS (
        AND {until} = $4
        AND coalesce(timezone('utc', clock_timestamp())
          < timestamp 'epoch' + $5 * interval '1 microsecond', true)
+       {lasts}
     RETURNING 1
 ){past}{trimmed}{absorbed}
-SELECT 1$16{gate} FROM written
+SELECT {found}$16{gate} FROM written

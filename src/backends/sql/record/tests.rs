@@ -26,12 +26,16 @@ pub(super) fn record(token: &Token) -> LockRow {
         owner: Some(locked_by(token)),
         fence: 7,
         renewed_us: NOW - 10 * SECOND,
-        document: granted(&Request {
-            token: *token,
-            ..request(Mode::Exclusive, 60)
-        }),
+        document: granted(
+            &Request {
+                token: *token,
+                ..request(Mode::Exclusive, 60)
+            },
+            None,
+        ),
         waited: false,
         mode: None,
+        client_mode: SqlMode::Lease,
         revision: 1,
         starts: lock::RunRecord::default(),
     }

@@ -1,3 +1,0 @@
-waited AS (
-    DELETE FROM {waiters} USING f WHERE name = $1 AND hold = $6
-)
