@@ -145,6 +145,15 @@ impl Connection {
         Ok(connection)
     }
 
+    /// Returns the server that the session is connected to: the session ends with it.
+    ///
+    /// # Errors
+    /// The server did not tell its start.
+    pub(super) fn served_by(&self) -> Result<Server> {
+        let started = self.server.started.ok_or_else(failure::unreadable)?;
+        Ok(self.server_since(started))
+    }
+
     /// Returns the server by its start, in seconds.
     pub(super) fn server_since(&self, started: i64) -> Server {
         Server {

@@ -48,12 +48,6 @@ impl Holders {
     }
 }
 
-/// Returns the server that a session is connected to.
-pub(super) async fn server_of(session: &mut Connection) -> Result<Server> {
-    let answers = session.ask("SELECT @dlock_start").await?;
-    Ok(session.server_since(first_row(&answers, 0)?.int()?))
-}
-
 /// Returns the server, and the sessions that have a lock, of those that its document knows.
 pub(super) async fn holders(
     client: &Client<Mysql>,
@@ -61,7 +55,7 @@ pub(super) async fn holders(
     key: &Key,
     document: &Document,
 ) -> Result<(Server, Holders)> {
-    let server = server_of(session).await?;
+    let server = session.served_by()?;
     let (tables, name) = (&client.tables, client.names.of(key));
     if client.mode() == SqlMode::Advisory {
         let holder = advisory(&client.options, key, &name);

@@ -20,7 +20,7 @@ use super::{
     names::{advisory, advisory_name},
     options::MysqlOptions,
     readers::own_presence,
-    session_holders::{holders, server_of},
+    session_holders::holders,
     session_lock::{MysqlLock, MysqlSessionPart},
     table::{MysqlLockTable, Noted},
 };
@@ -36,6 +36,7 @@ use crate::{
     lock::{
         Busy, Capabilities, Effect, Error, Fence, HistoryEntry, Identity, Intent, Key, Kind, Mode,
         Note, Notice, Progress, ReleaseInfo, Request, Result, SkipCount, Token, Ttl, Wake, Which,
+        document::SessionState,
     },
 };
 
@@ -100,7 +101,7 @@ impl MysqlSessions {
     ) -> Result<T> {
         let evidence = self.locks.served().and_then(|lock| lock.evidence());
         let noted = std::mem::take(&mut self.noted);
-        if let Some(lock) = self.locks.asking() {
+        if let Some(lock) = self.locks.asking()? {
             let mut table = MysqlLockTable {
                 evidence,
                 ..MysqlLockTable::over(&mut lock.session, &self.client.tables, noted)
@@ -154,7 +155,10 @@ impl MysqlSessions {
         let document = &mut snapshot.document;
         match purpose {
             // The holder of the lock judges no others.
-            ReadFor::Release(..) => return Ok(()),
+            ReadFor::Release(..) => {
+                document.witness_sessions(now, |_, _| SessionState::Has);
+                return Ok(());
+            }
             ReadFor::Acquire { request, .. } => {
                 let lock = self.locks.of(&request.key, &request.token);
                 if let Some(lock) = lock.filter(|lock| lock.has) {
@@ -264,7 +268,7 @@ impl Store for MysqlSessions {
         };
         let fence = row.fence();
         self.own.note(row);
-        if let Some(lock) = self.locks.asking() {
+        if let Ok(Some(lock)) = self.locks.asking() {
             lock.proved = true;
         }
         Ok(Some((ttl, fence)))
@@ -458,7 +462,7 @@ impl SessionStore for MysqlSessions {
     async fn end_holder(&mut self, _: &Key, session: &str) -> Result<()> {
         let ended = self
             .ask(async |_, table| {
-                let Some(number) = server_of(table.session).await?.number(session) else {
+                let Some(number) = table.session.served_by()?.number(session) else {
                     return Ok(true);
                 };
                 match table.session.kill(number).await? {

@@ -2,16 +2,16 @@
 //!
 //! Read only. What the server tells this user nothing of (another user's session) stays unknown.
 
-use super::{Postgres, names::Tables, options::AdvisoryKey};
+use super::{Postgres, names::Tables, options::AdvisoryKey, session_lock::no_row};
 use crate::{
     backends::{
         cas::Outside,
-        sql::{Client, Fields, Row, SqlMode, foreign_holder},
+        sql::{Client, Fields, Row, Server, SqlMode, foreign_holder},
     },
     lock::{Mode, Result},
 };
 
-/// Returns the statement for the sessions that have a lock, which [`HolderSession::read`] reads;
+/// Returns the statement for the server and the sessions that have a lock, which [`HolderSession::read`] reads;
 /// its only parameter is the lock's name.
 pub(super) fn holders_sql(client: &Client<Postgres>, name: &str) -> String {
     let big = |key: &str| {
@@ -57,18 +57,26 @@ pub(super) struct HolderSession {
 }
 
 impl HolderSession {
-    pub(super) fn read(rows: &[Row]) -> Result<Vec<Self>> {
-        rows.iter()
-            .map(|row| {
-                let mut fields = Fields::of(row);
-                Ok(Self {
-                    pid: fields.int()?,
-                    shared: fields.flag()?,
-                    began: fields.text_or_null()?,
-                    ours: fields.flag()?,
-                })
-            })
-            .collect()
+    /// Reads the answer to [`holders_sql`].
+    pub(super) fn read(rows: &[Row]) -> Result<(Server, Vec<Self>)> {
+        let (mut server, mut sessions) = (None, Vec::new());
+        for row in rows {
+            let mut fields = Fields::of(row);
+            server = Some(Server {
+                identity: fields.text()?,
+                started_us: fields.int()?,
+            });
+            let Some(pid) = fields.int_or_null()? else {
+                continue;
+            };
+            sessions.push(Self {
+                pid,
+                shared: fields.flag()?,
+                began: fields.text_or_null()?,
+                ours: fields.flag()?,
+            });
+        }
+        Ok((server.ok_or_else(no_row)?, sessions))
     }
 
     /// Returns another program's hold, if the session is not one of these numbers.

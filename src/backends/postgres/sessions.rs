@@ -11,7 +11,6 @@ use super::{
     Postgres, checks,
     connection::PostgresSession,
     history,
-    names::SERVER,
     options::PostgresOptions,
     session_holders::{HolderSession, holders_sql},
     session_lock::{PostgresLock, PostgresSessionPart},
@@ -23,14 +22,15 @@ use crate::{
     backends::{
         cas::{Change, ReadFor, Snapshot, Store},
         sql::{
-            self, Client, Fields, HasClient, Locks, Server, Session as _, SessionLocks,
-            SessionStore, SqlMode,
+            self, Client, HasClient, Locks, Server, Session as _, SessionLocks, SessionStore,
+            SqlMode,
             row::{self, Own, RowVersion, Write},
         },
     },
     lock::{
         Busy, Capabilities, Error, Fence, HistoryEntry, Identity, Intent, Key, Kind, Mode, Note,
         Notice, Progress, ReleaseInfo, Request, Result, SkipCount, Token, Ttl, Wake, Which,
+        document::SessionState,
     },
 };
 
@@ -99,7 +99,7 @@ impl PostgresSessions {
         question: impl AsyncFnOnce(&mut PostgresLockTable<'_>) -> Result<T>,
     ) -> Result<T> {
         let evidence = self.locks.served().and_then(|lock| lock.evidence());
-        if let Some(lock) = self.locks.asking() {
+        if let Some(lock) = self.locks.asking()? {
             let mut table = PostgresLockTable {
                 evidence,
                 ..PostgresLockTable::over(&mut lock.session, &self.client.tables)
@@ -145,17 +145,8 @@ impl PostgresSessions {
     async fn holders(&mut self, name: &str) -> Result<(Server, Vec<HolderSession>)> {
         let sql = holders_sql(&self.client, name);
         self.look(async |table| {
-            let server = table
-                .session
-                .query_one(&format!("SELECT {SERVER}"), &[])
-                .await?;
-            let mut fields = Fields::of(&server);
-            let server = Server {
-                identity: fields.text()?,
-                started_us: fields.int()?,
-            };
             let rows = table.session.query(&sql, &[Value::Text(name)]).await?;
-            Ok((server, HolderSession::read(&rows)?))
+            HolderSession::read(&rows)
         })
         .await
     }
@@ -168,14 +159,19 @@ impl PostgresSessions {
         snapshot: &mut Snapshot<RowVersion>,
         purpose: ReadFor<'_>,
     ) -> Result<()> {
-        let (now, mut has) = (snapshot.now(), false);
+        let (now, mut own) = (snapshot.now(), None);
         match purpose {
             // The holder of the lock judges no others.
-            ReadFor::Release(..) => return Ok(()),
+            ReadFor::Release(..) => {
+                snapshot
+                    .document
+                    .witness_sessions(now, |_, _| SessionState::Has);
+                return Ok(());
+            }
             ReadFor::Acquire { request, .. } => {
                 let lock = self.locks.of(&request.key, &request.token);
                 if let Some(lock) = lock.filter(|lock| lock.has) {
-                    has = true;
+                    own = Some(i64::from(lock.own.pid));
                     snapshot.document.forget_session(&request.token, now);
                     if snapshot.document.without_sessions(now) {
                         return Ok(());
@@ -201,12 +197,14 @@ impl PostgresSessions {
             .sessions()
             .filter_map(|session| server.number(session))
             .collect();
+        // This session has no other hold: an earlier one may have had its number.
         server.witness(&mut snapshot.document, now, |holder, number| {
-            holders
-                .iter()
-                .any(|one| one.pid == number && one.shared == (holder.mode == Mode::Shared))
+            own != Some(number)
+                && holders
+                    .iter()
+                    .any(|one| one.pid == number && one.shared == (holder.mode == Mode::Shared))
         });
-        if !has {
+        if own.is_none() {
             snapshot.outside = snapshot
                 .outside
                 .take()
@@ -272,7 +270,7 @@ impl Store for PostgresSessions {
         };
         let fence = row.fence();
         self.own.note(row);
-        if let Some(lock) = self.locks.asking() {
+        if let Ok(Some(lock)) = self.locks.asking() {
             lock.proved = true;
         }
         Ok(Some((ttl, fence)))

@@ -200,9 +200,17 @@ impl<S: super::Session, O> Locks<SessionLock<S, O>> {
 
     /// Returns the session over which the request that is being served can ask: none in a
     /// transaction that keeps a row locked.
-    pub fn asking(&mut self) -> Option<&mut SessionLock<S, O>> {
-        self.served()
-            .filter(|lock| !lock.keeps_transaction() && lock.session.is_alive())
+    ///
+    /// # Errors
+    /// The session that had the lock is over: another one can't ask in its place, since what it is
+    /// told may be of the next holder.
+    pub fn asking(&mut self) -> Result<Option<&mut SessionLock<S, O>>> {
+        match self.served() {
+            Some(lock) if lock.keeps_transaction() => Ok(None),
+            Some(lock) if lock.session.is_alive() => Ok(Some(lock)),
+            Some(lock) if lock.has => Err(session_is_over()),
+            _ => Ok(None),
+        }
     }
 }
 
