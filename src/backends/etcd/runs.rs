@@ -141,12 +141,11 @@ impl RunKey {
     }
 
     fn hold(&self) -> Option<&str> {
-        let cooldown = self
-            .record
-            .cooldown
-            .as_ref()
-            .map(|cooldown| &*cooldown.hold);
-        cooldown.or(self.record.start.as_ref().map(|start| &*start.hold))
+        let RunRecord {
+            cooldown, start, ..
+        } = &self.record;
+        let hold = cooldown.as_ref().map(|cooldown| &*cooldown.hold);
+        hold.or(start.as_ref().map(|start| &*start.hold))
     }
 
     fn state(&self) -> Option<RunState> {
@@ -164,11 +163,11 @@ impl RunKey {
     }
 
     fn fence(&self) -> Option<Fence> {
-        self.record
-            .cooldown
-            .as_ref()
-            .map(|cooldown| cooldown.fence)
-            .or(self.record.start.as_ref().map(|start| start.fence))
+        let RunRecord {
+            cooldown, start, ..
+        } = &self.record;
+        let fence = cooldown.as_ref().map(|cooldown| cooldown.fence);
+        fence.or(start.as_ref().map(|start| start.fence))
     }
 
     /// Returns the record as it counts for this policy, at any time.
@@ -361,27 +360,27 @@ impl RunKeys {
         })
     }
 
-    /// Requires that the records that a request with this run policy is judged by are unchanged.
+    /// Requires that the records that a request with this run policy is judged by, or replaces, are
+    /// unchanged.
     pub(super) fn unchanged(
         &self,
         names: &EtcdNames,
         run_policy: Option<&RunPolicy>,
     ) -> Vec<Compare> {
-        let asks = |policy: RecordKind| {
-            policy == RecordKind::AtLeast
-                || run_policy.is_some_and(|run_policy| policy.length(run_policy).is_some())
+        let asks = |policy: RecordKind| match (policy, run_policy) {
+            (RecordKind::AtLeast, _) => true,
+            // A run with at-least replaces the whole record of another cooldown.
+            (RecordKind::SkewGuard, Some(asked)) => asked.skew_guard.or(asked.at_least).is_some(),
+            (RecordKind::Once, Some(asked)) => asked.once.is_some(),
+            (_, None) => false,
         };
-        let policies = RECORD_KINDS
-            .into_iter()
-            .zip(&self.now)
-            .filter(|(policy, _)| asks(*policy));
-        // A missing key has revision 0.
-        policies
+        let policies = RECORD_KINDS.into_iter().zip(&self.now);
+        let asked = policies.filter(|(policy, _)| asks(*policy));
+        asked
             .map(|(policy, key)| {
-                ops::unchanged(
-                    &policy.key(names),
-                    key.as_ref().map_or(0, |key| key.revision),
-                )
+                // A missing key has revision 0.
+                let revision = key.as_ref().map_or(0, |key| key.revision);
+                ops::unchanged(&policy.key(names), revision)
             })
             .collect()
     }

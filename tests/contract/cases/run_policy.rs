@@ -31,6 +31,7 @@ pub fn all() -> Vec<Case> {
         a_failed_run_is_retried_up_to_the_limit,
         a_cancelled_run_denies_no_other_run,
         a_cancelled_run_puts_back_what_it_replaced,
+        a_cancelled_run_with_at_least_puts_back_a_skew_guard,
         a_later_run_takes_back_no_success,
         a_run_with_an_unknown_outcome_is_repeated_only_as_a_crashed_one,
         a_repeated_request_is_one_start,
@@ -448,6 +449,19 @@ async fn a_cancelled_run_denies_no_other_run(lab: &Lab) {
 }
 
 /// For each record of an earlier run, and each run that is granted past it and executes nothing.
+/// A run that is not judged by a record replaces it all the same.
+async fn a_cancelled_run_with_at_least_puts_back_a_skew_guard(lab: &Lab) {
+    let mut a = lab.client().await;
+    a.run(&asking("job", &guarded("a", WINDOW)), RunState::Ok)
+        .await;
+    a.run(&asking("job", &kept(WINDOW)), RunState::Cancelled)
+        .await;
+    assert_eq!(
+        a.denied(&asking("job", &guarded("b", WINDOW))).await.rule,
+        Rule::SkewGuard(WINDOW)
+    );
+}
+
 async fn a_cancelled_run_puts_back_what_it_replaced(lab: &Lab) {
     let mut a = lab.client().await;
     let anyway = |run_policy: RunPolicy| RunPolicy {
