@@ -187,7 +187,7 @@ impl MysqlSessions {
             .ask(async |client, table| holders(client, table.session, key, &known).await)
             .await?;
         let other = holders.has_other(&known, &server);
-        // A session that shares the row has it: nobody has it alone.
+        // This session shares the row: no other one has it alone.
         server.witness(document, now, |holder, number| {
             holders.has(holder, number) && !(has && holder.mode == Mode::Exclusive)
         });

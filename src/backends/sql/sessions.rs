@@ -38,7 +38,7 @@
 //!   writer waits. A wait ends every few seconds and begins again: a reader that comes in just that
 //!   instant gets in.
 //! - *A hold is released.* Its session frees the document and gives back the lock in one request, in
-//!   this order: who comes in between finds the lock taken for an instant.
+//!   this order: a request in between finds the lock taken for a moment.
 //! - *A renewal can't be written over the second session.* The session has the lock, and the command
 //!   goes on; a mark of a break is read at the next renewal.
 //! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree
@@ -421,7 +421,7 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
         lock.leaving = true;
         lock.unanswered += 1;
         if leaving {
-            // Whoever keeps the row from being written may wait for this lock.
+            // The session that keeps the row from being written may wait for this lock.
             S::let_go(lock).await?;
         }
         let released = self.cas.release(key, token, info).await;

@@ -175,7 +175,8 @@ impl<S: SessionStore> SessionLocks<S> {
                 Ok(Renewal::Kept { .. })
             )
         {
-            // Before its session is ended: the next holder would take it for one that vanished.
+            // Before its session is ended: the next holder would take it for one that vanished. If
+            // this fails, it does, and waits a moment without need.
             let _ = self.cas.release(key, token, info).await;
         }
         drop(session);
