@@ -18,6 +18,7 @@ use super::{
     failure::{self, ServerError},
     options::MysqlOptions,
     relay::MysqlRelay,
+    table::Noted,
 };
 use crate::{
     backends::{
@@ -84,6 +85,8 @@ pub struct Connection {
     pub interrupted: bool,
     /// The seconds without a request after which the server ends the session.
     pub idle_limit: Option<u32>,
+    /// What the last step on a lock noted.
+    pub(super) noted: Noted,
 }
 
 impl Connection {
@@ -108,6 +111,7 @@ impl Connection {
             chain_locks: Vec::new(),
             interrupted: false,
             idle_limit: None,
+            noted: Noted::default(),
         };
         // No refusal here has changed a lock.
         let harmless = |error: crate::lock::Error| error.effect(Effect::NotApplied);

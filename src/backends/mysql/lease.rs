@@ -9,7 +9,6 @@ use super::{
     Mysql,
     chain::{LastAnswer, await_wake_up, predecessors},
     connection::SessionId,
-    history,
     options::MysqlOptions,
     table::{MysqlLockTable, Noted},
 };
@@ -17,7 +16,7 @@ use crate::{
     backends::{
         cas::{CasBackend, Change, ReadFor, Snapshot, Store},
         sql::{
-            self, Client, HasClient, Session as _, looks_at_the_end,
+            self, Client, HasClient, LockTable as _, Session as _, looks_at_the_end,
             row::{self, Documented, Own, RowVersion, is_plain},
         },
     },
@@ -40,7 +39,6 @@ pub struct MysqlLeaseStore {
     pub(super) client: Client<Mysql>,
     /// The session that was asked last, if it did not answer.
     unanswered: Option<SessionId>,
-    noted: Noted,
     documented: Documented,
     own: Own,
     /// The hold that was granted last.
@@ -61,7 +59,6 @@ impl MysqlLease {
         Self::of(MysqlLeaseStore {
             client: Client::new(options),
             unanswered: None,
-            noted: Noted::default(),
             documented: Documented::default(),
             own: Own::default(),
             granted: None,
@@ -81,14 +78,12 @@ impl MysqlLeaseStore {
     ) -> Result<T> {
         let mut session = self.client.take().await?;
         let locks = !self.locks_fail && session.server.has_advisory_locks();
-        let noted = std::mem::take(&mut self.noted);
         let mut table = MysqlLockTable {
             locks,
-            ..MysqlLockTable::over(&mut session, &self.client.tables, noted)
+            ..MysqlLockTable::over(&mut session, &self.client.tables)
         };
         self.unanswered = Some(table.session.id());
         let answer = question(&mut table).await;
-        self.noted = table.noted;
         self.unanswered.take_if(|_| session.is_open());
         self.client.put_back(session, &answer);
         answer
@@ -115,6 +110,11 @@ impl MysqlLeaseStore {
             }
         })
         .await
+    }
+
+    /// Returns what the last step noted.
+    fn noted(&self) -> Option<&Noted> {
+        self.client.session.as_ref().map(|session| &session.noted)
     }
 
     /// Whether a `GET_LOCK` of one client keeps another one waiting.
@@ -162,7 +162,7 @@ impl Store for MysqlLeaseStore {
     }
 
     async fn grant(&mut self, request: &Request) -> Result<Option<Fence>> {
-        (self.noted, self.granted) = (Noted::default(), None);
+        self.granted = None;
         if self.documented.has(&request.token) {
             return Ok(None);
         }
@@ -226,10 +226,10 @@ impl Store for MysqlLeaseStore {
                 let (found, waiters) = table.look(&name).await?;
                 return row::snapshot(found, &waiters, purpose);
             }
-            let mut found = table.read(&name).await?;
+            let mut found = table.read(&name, 0).await?;
             if found.is_none() && matches!(purpose, ReadFor::Acquire { claims: true, .. }) {
                 table.create(&name).await?;
-                found = table.read(&name).await?;
+                found = table.read(&name, 0).await?;
             }
             let needed = found
                 .as_ref()
@@ -329,12 +329,12 @@ impl Store for MysqlLeaseStore {
                 &self.client.tables,
                 &name,
                 &request.token.hold_text(),
-                self.noted.document.as_deref(),
+                self.noted().and_then(|noted| noted.document.as_deref()),
             );
             (
                 request.token,
                 LastAnswer {
-                    wake_ups: self.noted.wake_ups,
+                    wake_ups: self.noted().map_or(0, |noted| noted.wake_ups),
                     position: busy.position,
                     foreign: self.foreign,
                     predecessors,
@@ -352,7 +352,7 @@ impl Store for MysqlLeaseStore {
 
     async fn note_waiter(&mut self, _: &Request, _: u64) -> Result<Option<u32>> {
         // The step that did not grant the lock has put it into the queue.
-        Ok(self.noted.position)
+        Ok(self.noted().and_then(|noted| noted.position))
     }
 
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
@@ -363,7 +363,7 @@ impl Store for MysqlLeaseStore {
         }
         let name = self.client.names.of(&request.key);
         let documented = self
-            .ask(async |table| table.leave(&name, &request.token).await)
+            .ask(async |table| table.leave_queue(&name, &request.token).await)
             .await?;
         self.listed.retain(|other| *other != request.token);
         self.documented.forget(&request.token);
@@ -395,14 +395,12 @@ impl Store for MysqlLeaseStore {
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
         let name = self.client.names.of(key);
-        self.ask(async |table| history::read(table.session, table.tables, &name).await)
-            .await
+        self.ask(async |table| table.log(&name).await).await
     }
 
     async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
         let name = self.client.names.of(key);
-        self.ask(async |table| history::note(table.session, table.tables, &name, note).await)
-            .await
+        self.ask(async |table| table.note(&name, note).await).await
     }
 
     fn notices(&mut self) -> Vec<Notice> {

@@ -12,40 +12,15 @@ use super::{
 };
 use crate::{
     backends::sql::{Client, Server, SqlMode},
-    lock::{
-        Key, Mode, Result,
-        document::{Document, HolderEntry},
-    },
+    lock::{Key, Result, document::Document},
 };
 
 /// What the server tells of the sessions that have a lock.
-pub(super) struct Holders {
+pub(in crate::backends) struct MysqlHolders {
     /// The number of the session that has the lock alone, or 0 in `mode=row`, where it is not told.
-    alone: Option<i64>,
+    pub alone: Option<i64>,
     /// The numbers of the sessions that share the row, of those that the document knows.
-    sharing: Vec<i64>,
-}
-
-impl Holders {
-    /// Whether this session has the lock by this hold.
-    pub(super) fn has(&self, holder: &HolderEntry, number: i64) -> bool {
-        match holder.mode {
-            Mode::Shared => self.sharing.contains(&number),
-            // If readers are known, no other session has the row. No more readers can lock it while
-            // a writer waits.
-            _ => self.sharing.is_empty() && self.alone.is_some_and(|it| it == 0 || it == number),
-        }
-    }
-
-    /// Whether a session has the lock that the document does not know.
-    pub(super) fn has_other(&self, document: &Document, server: &Server) -> bool {
-        let mut known = document.sessions().filter_map(|it| server.number(it));
-        match self.alone {
-            None => false,
-            Some(0) => self.sharing.is_empty() && known.next().is_none(),
-            Some(number) => known.all(|known| known != number),
-        }
-    }
+    pub sharing: Vec<i64>,
 }
 
 /// Returns the server, and the sessions that have a lock, of those that its document knows.
@@ -54,7 +29,7 @@ pub(super) async fn holders(
     session: &mut Connection,
     key: &Key,
     document: &Document,
-) -> Result<(Server, Holders)> {
+) -> Result<(Server, MysqlHolders)> {
     let server = session.served_by()?;
     let (tables, name) = (&client.tables, client.names.of(key));
     if client.mode() == SqlMode::Advisory {
@@ -63,7 +38,7 @@ pub(super) async fn holders(
             .ask(&format!("SELECT IS_USED_LOCK({holder})"))
             .await?;
         let (alone, sharing) = (first_row(&answers, 0)?.int_or_null()?, Vec::new());
-        return Ok((server, Holders { alone, sharing }));
+        return Ok((server, MysqlHolders { alone, sharing }));
     }
     // If this session can't lock the row, another one has it locked. This session releases the row
     // at once.
@@ -102,5 +77,5 @@ pub(super) async fn holders(
     if answers.len() < 2 + readers.len() {
         return Err(failure::unreadable());
     }
-    Ok((server, Holders { alone, sharing }))
+    Ok((server, MysqlHolders { alone, sharing }))
 }

@@ -11,10 +11,10 @@ use super::{
     names::Tables,
     options::MysqlOptions,
     statement::Value,
-    table::{GivesBack, MysqlLockTable, Noted},
+    table::{GivesBack, MysqlLockTable},
 };
 use crate::{
-    backends::sql::{Fields, LockRow, Server, SessionLock, SqlMode},
+    backends::sql::{Asked, Fields, LockTable as _, SessionLock, SqlMode},
     lock::{Error, Kind, Request, Result},
 };
 
@@ -31,12 +31,8 @@ pub struct MysqlSessionPart {
     /// The session has that lock, too, if it has the row.
     present: bool,
     tables: Tables,
-    /// The session's number in the server.
-    number: i64,
-    /// The server that has the session.
-    pub server: Option<Server>,
     /// The answer to a grant that was asked for together with the lock.
-    pub(super) asked: Option<(Option<LockRow>, Noted)>,
+    pub(super) asked: Option<Asked>,
 }
 
 /// A session that asks for a lock, waits for it or has it.
@@ -57,14 +53,16 @@ impl MysqlLock {
             lock,
             present: options.sql.mode == SqlMode::Row && session.server.has_advisory_locks(),
             tables: tables.clone(),
-            number: session.server.session,
-            server: session
-                .server
-                .started
-                .map(|started| session.server_since(started)),
             asked: None,
         };
-        Ok(Self::new(session, options.sql.mode, name, shared, part))
+        let (number, started) = (session.server.session, session.server.started);
+        let server = started.map(|started| session.server_since(started));
+        let lock = Self::new(session, options.sql.mode, name, shared, part);
+        Ok(Self {
+            number,
+            server,
+            ..lock
+        })
     }
 
     /// Returns the session as the document writes it, and what must be true while it has the lock,
@@ -74,8 +72,8 @@ impl MysqlLock {
     }
 
     fn told(&self) -> Option<(String, String)> {
-        let server = self.own.server.as_ref()?;
-        let (number, lock) = (self.own.number, &self.own.lock);
+        let server = self.server.as_ref()?;
+        let (number, lock) = (self.number, &self.own.lock);
         let lasts = match self.mode {
             SqlMode::Row if self.own.present => {
                 // As this session made the name.
@@ -121,11 +119,10 @@ impl MysqlLock {
         let mut table = MysqlLockTable {
             evidence: self.told(),
             first: (first + &get, 2, None),
-            ..MysqlLockTable::over(&mut self.session, &self.own.tables, Noted::default())
+            ..MysqlLockTable::over(&mut self.session, &self.own.tables)
         };
         let asked = table.grant(&self.name, request, request.waiting).await;
-        let (noted, row) = (std::mem::take(&mut table.noted), table.first.2.take());
-        let Some(row) = row else {
+        let Some(row) = table.first.2.take() else {
             return Err(asked.err().unwrap_or_else(failure::unreadable));
         };
         let mut fields = Fields::of(&row);
@@ -133,7 +130,7 @@ impl MysqlLock {
         let has = fields.int_or_null()? == Some(1);
         if has {
             self.has = true;
-            self.own.asked = Some((asked?, noted));
+            self.own.asked = Some(Asked(asked?));
         }
         Ok(has)
     }
@@ -142,8 +139,8 @@ impl MysqlLock {
     fn is_served(&mut self, fields: &mut Fields<'_>) -> Result<()> {
         let (number, started) = (fields.int()?, fields.int()?);
         one_session(fields.int_or_null()?)?;
-        self.own.number = number;
-        self.own.server = Some(self.session.server_since(started));
+        self.number = number;
+        self.server = Some(self.session.server_since(started));
         Ok(())
     }
 
@@ -168,7 +165,7 @@ impl MysqlLock {
             .unwrap_or_default();
         let has = match self.mode {
             // A proxy may set up another session like the one that it lost.
-            SqlMode::Row => format!("CONNECTION_ID() = {}", self.own.number),
+            SqlMode::Row => format!("CONNECTION_ID() = {}", self.number),
             _ => format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.own.lock),
         };
         let batch =

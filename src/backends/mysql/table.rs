@@ -7,19 +7,22 @@
 
 use super::{
     connection::{Answer, Answers, Connection},
-    failure,
+    failure, history,
     names::Tables,
     reading::{RECORD, lock_row},
     starts::{self, Granting},
     statement::{Value, literal},
 };
 use crate::{
-    backends::sql::{self, Begin, Fields, LockRow, Plain, Row, json, locked_by, row},
-    lock::{Progress, Request, Result, Token, Ttl, Which},
+    backends::sql::{
+        self, Begin, Fields, LockRow, LockTable, Plain, Row, json, locked_by,
+        row::{self, Write},
+    },
+    lock::{HistoryEntry, Note, Progress, Request, Result, SkipCount, Token, Ttl, Which},
 };
 
 /// A lock table over a session.
-pub(super) struct MysqlLockTable<'a> {
+pub(in crate::backends) struct MysqlLockTable<'a> {
     pub session: &'a mut Connection,
     pub tables: &'a Tables,
     /// Whether a holder keeps an advisory lock next to its row.
@@ -31,11 +34,10 @@ pub(super) struct MysqlLockTable<'a> {
     pub first: (String, usize, Option<Row>),
     /// The session releases its hold, and gives back its lock.
     pub gives_back: Option<GivesBack>,
-    pub noted: Noted,
 }
 
 /// What a session gives back once the row is written.
-pub(super) enum GivesBack {
+pub(in crate::backends) enum GivesBack {
     /// The row that it has in a transaction: the write is a part of that, so that all changes become
     /// visible at once.
     Row,
@@ -43,7 +45,7 @@ pub(super) enum GivesBack {
     Lock(String),
 }
 
-/// Results of the last step besides its answer.
+/// Results of the last step over a session besides its answer.
 #[derive(Default)]
 pub(super) struct Noted {
     /// The row as the last step saw it, so that the next step need not read it.
@@ -58,7 +60,7 @@ pub(super) struct Noted {
 
 impl<'a> MysqlLockTable<'a> {
     /// Returns the table over a session that keeps no locks next to its rows.
-    pub(super) fn over(session: &'a mut Connection, tables: &'a Tables, noted: Noted) -> Self {
+    pub(super) fn over(session: &'a mut Connection, tables: &'a Tables) -> Self {
         Self {
             session,
             tables,
@@ -66,7 +68,6 @@ impl<'a> MysqlLockTable<'a> {
             evidence: None,
             first: Default::default(),
             gives_back: None,
-            noted,
         }
     }
 
@@ -100,8 +101,8 @@ impl<'a> MysqlLockTable<'a> {
         if fields.int_or_null()? == Some(1) {
             self.session.advisory_locks.push(name.to_owned());
         }
-        self.noted.wake_ups = fields.int()?;
-        self.noted.document.clone_from(&record.document);
+        self.session.noted.wake_ups = fields.int()?;
+        self.session.noted.document.clone_from(&record.document);
         Ok(Some(record))
     }
 
@@ -163,43 +164,6 @@ impl<'a> MysqlLockTable<'a> {
         Ok((records, waiters(&answers)?))
     }
 
-    /// Returns the names with this start, in order.
-    pub(super) async fn known(
-        &mut self,
-        start: &str,
-        which: Which,
-        progress: &Progress,
-    ) -> Result<Vec<String>> {
-        let sql = self
-            .tables
-            .fill(&starts::known(which), &[("start", Value::Bytes(start))]);
-        rows(&self.session.ask_long(&sql, progress).await?, 0)?
-            .iter()
-            .map(|row| Fields::of(row).text())
-            .collect()
-    }
-
-    /// Returns the names with this start of the locks that sessions may have, in order.
-    pub(super) async fn held(&mut self, start: &str, progress: &Progress) -> Result<Vec<String>> {
-        let held = "SELECT name FROM :table WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND mode <=> :mode \
-            AND document LIKE '%\"s\":[%' ORDER BY name;";
-        let held = self.tables.fill(held, &[("start", Value::Bytes(start))]);
-        rows(&self.session.ask_long(&held, progress).await?, 0)?
-            .iter()
-            .map(|row| Fields::of(row).text())
-            .collect()
-    }
-
-    /// Returns a lock's row, and its plain waiters.
-    pub(super) async fn look(&mut self, name: &str) -> Result<(Option<LockRow>, Vec<Plain>)> {
-        let values = [("start", Value::Bytes(name)), ("whole", Value::Int(1))];
-        let batch = self.read_and_lock(name, None)
-            + &self.tables.fill(include_str!("sql/queue.sql"), &values);
-        let answers = self.session.ask(&batch).await?;
-        let record = self.noted(name, answers.first())?;
-        Ok((record, waiters(&answers)?))
-    }
-
     /// Returns the SQL that unlocks whatever the session has for a hold, as one statement or none.
     fn unlock_all(&self, name: &str, token: &Token) -> String {
         let chain_lock = self.tables.chain_lock(name, &token.hold_text());
@@ -239,21 +203,6 @@ impl<'a> MysqlLockTable<'a> {
         Ok(())
     }
 
-    /// Removes a waiter from the queue, and unlocks its locks. Returns whether a document may have
-    /// the waiter.
-    pub(super) async fn leave(&mut self, name: &str, token: &Token) -> Result<bool> {
-        let unlock = self.unlock_all(name, token);
-        let first = usize::from(!unlock.is_empty());
-        let document = "SELECT 1 FROM :table WHERE name = :name AND document IS NOT NULL;";
-        let document = self.tables.fill(document, &[("name", Value::Bytes(name))]);
-        let answers = self
-            .session
-            .ask(&(unlock + &document + &leaving(self.tables, name, token)))
-            .await?;
-        self.all_unlocked(name, token);
-        Ok(!rows(&answers, first)?.is_empty())
-    }
-
     /// Returns the condition that the session of a grant still has the lock.
     pub(super) fn lasts(&self) -> &str {
         self.evidence.as_ref().map_or("1", |(_, lasts)| lasts)
@@ -268,17 +217,28 @@ impl<'a> MysqlLockTable<'a> {
         }
     }
 
-    /// Takes the row for a fresh exclusive hold, or creates the row. Returns `None` if the row is
-    /// held, has another layout or a document, or has a run record that may deny the grant. Puts a
-    /// plain waiter into the queue if the lock is held: a fair one is only in the document, where
-    /// its position can end. With `queued`, the hold may be in the queue, and a grant removes it:
-    /// otherwise, the rules would take a holder that is gone for a waiter.
-    pub(super) async fn grant(
+    /// Returns the plain waiters for one lock.
+    pub(super) async fn queue(&mut self, name: &str) -> Result<Vec<Plain>> {
+        let values = [("start", Value::Bytes(name)), ("whole", Value::Int(1))];
+        let answers = self
+            .session
+            .ask(&self.tables.fill(include_str!("sql/queue.sql"), &values))
+            .await?;
+        rows(&answers, 0)?
+            .iter()
+            .map(|row| Fields::of(row).plain())
+            .collect()
+    }
+}
+
+impl LockTable for MysqlLockTable<'_> {
+    async fn grant(
         &mut self,
         name: &str,
         request: &Request,
         queued: bool,
     ) -> Result<Option<LockRow>> {
+        self.session.noted = Noted::default();
         let (owner, root, metadata) = (
             locked_by(&request.token),
             request.token.hold_text(),
@@ -371,16 +331,14 @@ impl<'a> MysqlLockTable<'a> {
         {
             return Ok(found);
         }
-        self.noted.seen = found;
+        self.session.noted.seen = found;
         if joins {
-            self.noted.position = read_position(&answers, done + 3)?;
+            self.session.noted.position = read_position(&answers, done + 3)?;
         }
         Ok(None)
     }
 
-    /// Extends an exclusive hold. Returns `None` if the row was changed since, or the hold would
-    /// become shorter.
-    pub(super) async fn extend(&mut self, row: &LockRow, ttl: Ttl) -> Result<Option<LockRow>> {
+    async fn extend(&mut self, row: &LockRow, ttl: Ttl) -> Result<Option<LockRow>> {
         let lasts = self.lasts().to_owned();
         let values = [
             ("name", Value::Bytes(&row.name)),
@@ -400,21 +358,29 @@ impl<'a> MysqlLockTable<'a> {
         {
             return Ok(record);
         }
-        self.noted.seen = record;
+        self.session.noted.seen = record;
         Ok(None)
     }
 
-    /// Reads a row, or returns it as the previous step has just seen it.
-    pub(super) async fn read(&mut self, name: &str) -> Result<Option<LockRow>> {
-        if let Some(seen) = self.noted.seen.take() {
+    /// The row may be as the previous step has just seen it.
+    async fn read(&mut self, name: &str, _: u32) -> Result<Option<LockRow>> {
+        if let Some(seen) = self.session.noted.seen.take() {
             return Ok(Some(seen));
         }
         let answers = self.session.ask(&self.read_and_lock(name, None)).await?;
         self.noted(name, answers.first())
     }
 
-    /// Creates a free row for a lock that was never taken. Does nothing if there is a row.
-    pub(super) async fn create(&mut self, name: &str) -> Result<()> {
+    async fn look(&mut self, name: &str) -> Result<(Option<LockRow>, Vec<Plain>)> {
+        let values = [("start", Value::Bytes(name)), ("whole", Value::Int(1))];
+        let batch = self.read_and_lock(name, None)
+            + &self.tables.fill(include_str!("sql/queue.sql"), &values);
+        let answers = self.session.ask(&batch).await?;
+        let record = self.noted(name, answers.first())?;
+        Ok((record, waiters(&answers)?))
+    }
+
+    async fn create(&mut self, name: &str) -> Result<()> {
         let values = [("name", Value::Bytes(name))];
         self.session
             .ask(&self.tables.fill(include_str!("sql/create.sql"), &values))
@@ -422,29 +388,61 @@ impl<'a> MysqlLockTable<'a> {
             .map(|_| ())
     }
 
-    /// Puts a waiter into the queue, and returns its position.
-    pub(super) async fn join_queue(
-        &mut self,
-        name: &str,
-        request: &Request,
-    ) -> Result<Option<u32>> {
+    async fn write(&mut self, write: &Write) -> Result<bool> {
+        self.write_back(write).await
+    }
+
+    async fn join_queue(&mut self, name: &str, request: &Request) -> Result<Option<u32>> {
         let batch =
             join(self.tables, name, request, false)? + &position(self.tables, name, request);
         let answers = self.session.ask(&batch).await?;
         read_position(&answers, 1)
     }
 
-    /// Returns the plain waiters for one lock.
-    pub(super) async fn queue(&mut self, name: &str) -> Result<Vec<Plain>> {
-        let values = [("start", Value::Bytes(name)), ("whole", Value::Int(1))];
+    async fn leave_queue(&mut self, name: &str, token: &Token) -> Result<bool> {
+        let unlock = self.unlock_all(name, token);
+        let first = usize::from(!unlock.is_empty());
+        let document = "SELECT 1 FROM :table WHERE name = :name AND document IS NOT NULL;";
+        let document = self.tables.fill(document, &[("name", Value::Bytes(name))]);
         let answers = self
             .session
-            .ask(&self.tables.fill(include_str!("sql/queue.sql"), &values))
+            .ask(&(unlock + &document + &leaving(self.tables, name, token)))
             .await?;
-        rows(&answers, 0)?
+        self.all_unlocked(name, token);
+        Ok(!rows(&answers, first)?.is_empty())
+    }
+
+    async fn held(&mut self, start: &str, progress: &Progress) -> Result<Vec<String>> {
+        let held = "SELECT name FROM :table WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND mode <=> :mode \
+            AND document LIKE '%\"s\":[%' ORDER BY name;";
+        let held = self.tables.fill(held, &[("start", Value::Bytes(start))]);
+        rows(&self.session.ask_long(&held, progress).await?, 0)?
             .iter()
-            .map(|row| Fields::of(row).plain())
+            .map(|row| Fields::of(row).text())
             .collect()
+    }
+
+    async fn known(
+        &mut self,
+        start: &str,
+        which: Which,
+        progress: &Progress,
+    ) -> Result<Vec<String>> {
+        let sql = self
+            .tables
+            .fill(&starts::known(which), &[("start", Value::Bytes(start))]);
+        rows(&self.session.ask_long(&sql, progress).await?, 0)?
+            .iter()
+            .map(|row| Fields::of(row).text())
+            .collect()
+    }
+
+    async fn log(&mut self, name: &str) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
+        history::read(self.session, self.tables, name).await
+    }
+
+    async fn note(&mut self, name: &str, note: &Note) -> Result<()> {
+        history::note(self.session, self.tables, name, note).await
     }
 }
 

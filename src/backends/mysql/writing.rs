@@ -40,7 +40,7 @@ struct Steps {
 impl MysqlLockTable<'_> {
     /// Writes a row back, with the history entries of the holds that it ends. Returns false, with
     /// nothing changed, if the row changed since it was read, or it is too late.
-    pub(super) async fn write(&mut self, write: &Write) -> Result<bool> {
+    pub(super) async fn write_back(&mut self, write: &Write) -> Result<bool> {
         let whole = self.write_with(write, &write.past).await;
         match &whole {
             // The history must not stop a release.
@@ -208,8 +208,8 @@ impl MysqlLockTable<'_> {
                 .retain(|other| *other != chain_lock);
             self.session.chain_locks.extend(keeps.then_some(chain_lock));
         }
-        self.noted.wake_ups += steps.ring;
-        self.noted.document.clone_from(&write.is.document);
+        self.session.noted.wake_ups += steps.ring;
+        self.session.noted.document.clone_from(&write.is.document);
         if write.frees() {
             self.is_unlocked(name);
         }
@@ -285,7 +285,7 @@ fn write_sql(tables: &Tables, write: &Write, (ring, lasts): (i64, &str), templat
     tables.fill(template, &values)
 }
 
-/// Returns the row of [`MysqlLockTable::write`] that says whether it was written; no other
+/// Returns the row of [`MysqlLockTable::write_back`] that says whether it was written; no other
 /// statement of it returns a row.
 fn written(answered: &Answers) -> Option<&Row> {
     answered

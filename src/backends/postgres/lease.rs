@@ -6,14 +6,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Postgres, advisory_wait::AdvisoryWait, connection::SessionId, history,
-    options::PostgresOptions, table::PostgresLockTable,
+    Postgres, advisory_wait::AdvisoryWait, connection::SessionId, options::PostgresOptions,
+    table::PostgresLockTable,
 };
 use crate::{
     backends::{
         cas::{CasBackend, Change, ReadFor, Snapshot, Store},
         sql::{
-            self, Client, HasClient, Session as _, looks_at_the_end,
+            self, Client, HasClient, LockTable as _, Session as _, looks_at_the_end,
             row::{self, Documented, Own, RowVersion, is_plain},
         },
     },
@@ -152,7 +152,7 @@ impl Store for PostgresLeaseStore {
         let name = self.client.names.of(&request.key);
         self.own.forget();
         let Some(row) = self
-            .ask_for_good(async |table| table.grant(&name, request).await)
+            .ask_for_good(async |table| table.grant(&name, request, false).await)
             .await?
         else {
             return Ok(None);
@@ -197,12 +197,12 @@ impl Store for PostgresLeaseStore {
     }
 
     async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<RowVersion>> {
-        let (name, pause) = (self.client.names.of(key), row::pause(self.failed));
+        let (name, failed) = (self.client.names.of(key), self.failed);
         let question = async |table: &mut PostgresLockTable<'_>| {
-            let mut found = table.read(&name, pause).await?;
+            let mut found = table.read(&name, failed).await?;
             if found.is_none() && matches!(purpose, ReadFor::Acquire { claims: true, .. }) {
                 table.create(&name).await?;
-                found = table.read(&name, Duration::ZERO).await?;
+                found = table.read(&name, 0).await?;
             }
             let needed = found
                 .as_ref()
@@ -284,7 +284,6 @@ impl Store for PostgresLeaseStore {
         let name = self.client.names.of(&request.key);
         self.ask(async |table| table.join_queue(&name, request).await)
             .await
-            .map(Some)
     }
 
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
@@ -293,7 +292,7 @@ impl Store for PostgresLeaseStore {
         }
         let (name, first) = (self.client.names.of(&request.key), self.waiting.leave());
         let documented = self
-            .ask(async |table| table.leave_queue(first, &name, &request.token).await)
+            .ask(async |table| table.leave_with(first, &name, &request.token).await)
             .await?;
         self.documented.forget(&request.token);
         Ok(!documented)
@@ -329,14 +328,12 @@ impl Store for PostgresLeaseStore {
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
         let name = self.client.names.of(key);
-        self.look(async |table| history::read(table.session, table.tables, &name).await)
-            .await
+        self.look(async |table| table.log(&name).await).await
     }
 
     async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
         let name = self.client.names.of(key);
-        self.ask(async |table| history::note(table.session, table.tables, &name, note).await)
-            .await
+        self.ask(async |table| table.note(&name, note).await).await
     }
 
     fn notices(&mut self) -> Vec<Notice> {

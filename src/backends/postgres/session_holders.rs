@@ -46,7 +46,7 @@ pub(super) fn holders_sql(client: &Client<Postgres>, name: &str) -> String {
 }
 
 /// A session that has the lock.
-pub(super) struct HolderSession {
+pub(in crate::backends) struct HolderSession {
     /// The server's process.
     pub pid: i64,
     pub shared: bool,

@@ -29,12 +29,8 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;";
 pub struct PostgresSessionPart {
     key: Option<AdvisoryKey>,
     tables: Tables,
-    /// The server's process.
-    pub pid: i32,
     /// The transaction that keeps the row locked.
     pub transaction: Option<i64>,
-    /// The server that has the session.
-    pub server: Option<Server>,
     /// The server counts the silence from an attempt that had the lock, not from the wait before.
     attempted: bool,
     /// Later runs depend on the run's outcome.
@@ -56,9 +52,7 @@ impl PostgresLock {
         let part = PostgresSessionPart {
             key,
             tables,
-            pid: 0,
             transaction: None,
-            server: None,
             attempted: false,
             matters: false,
         };
@@ -129,11 +123,11 @@ impl PostgresLock {
     /// Returns the session as the document writes it, and what must be true while it has the lock,
     /// as a part of a condition. A late request must not write for a session that is over.
     pub(super) fn evidence(&self) -> Option<(String, String)> {
-        let server = self.own.server.as_ref().filter(|_| self.has)?;
+        let server = self.server.as_ref().filter(|_| self.has)?;
         let lasts = self.own.transaction.map_or_else(String::new, |id| {
             format!(" AND txid_status({id}) = 'in progress'")
         });
-        Some((server.session(self.own.pid.into()), lasts))
+        Some((server.session(self.number), lasts))
     }
 
     /// Returns the suffix of the functions of advisory locks.
@@ -159,11 +153,11 @@ impl PostgresLock {
     fn read(&mut self, rows: &[Row]) -> Result<bool> {
         let row = rows.first().ok_or_else(no_row)?;
         let mut fields = Fields::of(row);
-        self.own.server = Some(Server {
+        self.server = Some(Server {
             identity: fields.text()?,
             started_us: fields.int()?,
         });
-        self.own.pid = i32::try_from(fields.int()?).unwrap_or_default();
+        self.number = fields.int()?;
         let has = fields.flag()?;
         self.own.transaction = if self.mode == SqlMode::Row {
             fields.int_or_null()?

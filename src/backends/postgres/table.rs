@@ -4,25 +4,23 @@
 //! without a time zone, as ShedLock does. A statement waits only for another statement on the same
 //! row.
 
-use std::time::Duration;
-
 use super::{
     connection::PostgresSession,
-    failure,
+    failure, history,
     names::Tables,
     starts,
     statement::{Value, ascii, json},
 };
 use crate::{
     backends::sql::{
-        self, Begin, Fields, LAST_FENCE, LockRow, Plain, Row, SHARED_BY, locked_by,
-        row::{self},
+        self, Begin, Fields, LAST_FENCE, LockRow, LockTable, Plain, Row, SHARED_BY, locked_by,
+        row::{self, Write},
     },
-    lock::{Progress, Request, Result, Token, Ttl, Which},
+    lock::{HistoryEntry, Note, Progress, Request, Result, SkipCount, Token, Ttl, Which},
 };
 
 /// A lock table over a session.
-pub(super) struct PostgresLockTable<'a> {
+pub(in crate::backends) struct PostgresLockTable<'a> {
     pub session: &'a mut PostgresSession,
     pub tables: &'a Tables,
     /// The session has the row's advisory lock, which a grant unlocks.
@@ -35,134 +33,9 @@ pub(super) struct PostgresLockTable<'a> {
 }
 
 impl<'a> PostgresLockTable<'a> {
-    /// Takes the row for a fresh exclusive hold, or creates the row. Returns `None` if the row is
-    /// held, has another layout or a document, or has a run record that may deny the grant.
-    pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<LockRow>> {
-        let (by, hold, metadata) = (
-            locked_by(&request.token),
-            request.token.hold_text(),
-            json(request.metadata.as_ref())?,
-        );
-        let session = self.evidence.as_ref().map(|(session, _)| &**session);
-        let document = row::granted(request, session).map(|document| ascii(&document));
-        let begin = Begin::of(request);
-        // A granted hold needs no information about waiters.
-        let columns = include_str!("sql/columns.sql").replace("{waited}", "false");
-        let sql = include_str!("sql/grant.sql")
-            .replace("{columns}", &columns)
-            .replace(
-                "{waited}",
-                &part(request.waiting, include_str!("sql/grant_waited.sql")),
-            )
-            .replace("{gate}", leaving(self.has_advisory_lock))
-            .replace("{lasts}", self.lasts());
-        let sql = format!(
-            "{}{}",
-            self.session.look_for_client(),
-            self.tables.fill(&sql)
-        );
-        let values = [
-            Value::Text(name),
-            Value::Text(&by),
-            Value::Text(&hold),
-            Value::Int(sql::ms(request.ttl)),
-            Value::Maybe(document.as_deref()),
-            Value::Int(LAST_FENCE),
-        ];
-        let sql = starts::granting(&sql, &begin, values.len(), "excluded.locked_at");
-        let values = [
-            &values[..],
-            &starts::values(&begin, metadata.as_deref(), &hold),
-        ]
-        .concat();
-        // An acquire that is given up must not arrive later.
-        self.session.drop_unsent = true;
-        let rows = self.session.query(&sql, &values).await;
-        self.session.drop_unsent = false;
-        let rows = rows?;
-        self.left = !rows.is_empty();
-        rows.first().map(|row| self.lock_row(row)).transpose()
-    }
-
     /// Returns the condition that the session of a grant still has the lock.
     pub(super) fn lasts(&self) -> &str {
         self.evidence.as_ref().map_or("", |(_, lasts)| lasts)
-    }
-
-    /// Returns the names with this start, in order.
-    pub(super) async fn known(
-        &mut self,
-        start: &str,
-        which: Which,
-        progress: &Progress,
-    ) -> Result<Vec<String>> {
-        let sql = self.tables.fill(&starts::known(which));
-        let rows = self
-            .session
-            .query_long(&sql, &[Value::Text(start)], progress)
-            .await?;
-        rows.iter().map(|row| Fields::of(row).text()).collect()
-    }
-
-    /// Returns the names with this start of the locks that sessions may have, in order.
-    pub(super) async fn held(&mut self, start: &str, progress: &Progress) -> Result<Vec<String>> {
-        let sql = "SELECT l.name FROM {table} AS l WHERE left(l.name, length($1)) = $1 AND l.mode IS NOT DISTINCT FROM {mode}
-             AND NOT {unheld} ORDER BY l.name COLLATE \"C\"";
-        let rows = self
-            .session
-            .query_long(&self.tables.fill(sql), &[Value::Text(start)], progress)
-            .await?;
-        rows.iter().map(|row| Fields::of(row).text()).collect()
-    }
-
-    /// Extends an exclusive hold. Returns `None` if the row was changed since, or the hold would
-    /// become shorter.
-    pub(super) async fn extend(&mut self, row: &LockRow, ttl: Ttl) -> Result<Option<LockRow>> {
-        let values = [
-            Value::Text(&row.name),
-            Value::Text(&row.locked_by),
-            Value::Int(row.revision),
-            Value::Int(sql::ms(ttl)),
-        ];
-        let rows = self
-            .session
-            .query(&self.tables.fill(include_str!("sql/extend.sql")), &values)
-            .await?;
-        let Some(extended) = rows.first() else {
-            return Ok(None);
-        };
-        let mut fields = Fields::of(extended);
-        let (lock_until_us, now_us) = (fields.int()?, fields.int()?);
-        Ok(Some(LockRow {
-            lock_until_us,
-            now_us,
-            renewed_us: now_us,
-            revision: row.revision + 1,
-            ..row.clone()
-        }))
-    }
-
-    /// Reads a row, after a pause in the server.
-    pub(super) async fn read(&mut self, name: &str, pause: Duration) -> Result<Option<LockRow>> {
-        let first = if pause.is_zero() {
-            String::new()
-        } else {
-            format!("SELECT pg_sleep({:.4});\n", pause.as_secs_f64())
-        };
-        let sql = first + &self.tables.fill(include_str!("sql/read.sql"));
-        let rows = self.session.query(&sql, &[Value::Text(name)]).await?;
-        rows.first().map(|row| self.lock_row(row)).transpose()
-    }
-
-    /// Creates a free row for a lock that was never taken. Does nothing if there is a row.
-    pub(super) async fn create(&mut self, name: &str) -> Result<()> {
-        self.session
-            .query(
-                &self.tables.fill(include_str!("sql/create.sql")),
-                &[Value::Text(name), Value::Text(SHARED_BY)],
-            )
-            .await
-            .map(|_| ())
     }
 
     /// Asks a question that only reads: a standby can answer it, too.
@@ -202,27 +75,9 @@ impl<'a> PostgresLockTable<'a> {
         rows.iter().map(|row| self.lock_row(row)).collect()
     }
 
-    /// Puts a waiter into the queue, and returns its position.
-    pub(super) async fn join_queue(&mut self, name: &str, request: &Request) -> Result<u32> {
-        let (hold, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
-        let sql = self.tables.fill(include_str!("sql/join.sql"));
-        let row = self
-            .session
-            .query_one(
-                &sql,
-                &[
-                    Value::Text(name),
-                    Value::Text(&hold),
-                    Value::Maybe(metadata.as_deref()),
-                ],
-            )
-            .await?;
-        Ok(u32::try_from(Fields::of(&row).int()?).unwrap_or(u32::MAX))
-    }
-
     /// Runs `first`, and removes a waiter from the queue. Returns whether there is a document that
     /// may have the waiter.
-    pub(super) async fn leave_queue(
+    pub(super) async fn leave_with(
         &mut self,
         first: &str,
         name: &str,
@@ -276,6 +131,165 @@ impl<'a> PostgresLockTable<'a> {
             renewed_us: fields.int()?,
             starts: fields.run_record()?,
         })
+    }
+}
+
+impl LockTable for PostgresLockTable<'_> {
+    async fn grant(&mut self, name: &str, request: &Request, _: bool) -> Result<Option<LockRow>> {
+        let (by, hold, metadata) = (
+            locked_by(&request.token),
+            request.token.hold_text(),
+            json(request.metadata.as_ref())?,
+        );
+        let session = self.evidence.as_ref().map(|(session, _)| &**session);
+        let document = row::granted(request, session).map(|document| ascii(&document));
+        let begin = Begin::of(request);
+        // A granted hold needs no information about waiters.
+        let columns = include_str!("sql/columns.sql").replace("{waited}", "false");
+        let sql = include_str!("sql/grant.sql")
+            .replace("{columns}", &columns)
+            .replace(
+                "{waited}",
+                &part(request.waiting, include_str!("sql/grant_waited.sql")),
+            )
+            .replace("{gate}", leaving(self.has_advisory_lock))
+            .replace("{lasts}", self.lasts());
+        let sql = format!(
+            "{}{}",
+            self.session.look_for_client(),
+            self.tables.fill(&sql)
+        );
+        let values = [
+            Value::Text(name),
+            Value::Text(&by),
+            Value::Text(&hold),
+            Value::Int(sql::ms(request.ttl)),
+            Value::Maybe(document.as_deref()),
+            Value::Int(LAST_FENCE),
+        ];
+        let sql = starts::granting(&sql, &begin, values.len(), "excluded.locked_at");
+        let values = [
+            &values[..],
+            &starts::values(&begin, metadata.as_deref(), &hold),
+        ]
+        .concat();
+        // An acquire that is given up must not arrive later.
+        self.session.drop_unsent = true;
+        let rows = self.session.query(&sql, &values).await;
+        self.session.drop_unsent = false;
+        let rows = rows?;
+        self.left = !rows.is_empty();
+        rows.first().map(|row| self.lock_row(row)).transpose()
+    }
+
+    async fn extend(&mut self, row: &LockRow, ttl: Ttl) -> Result<Option<LockRow>> {
+        let values = [
+            Value::Text(&row.name),
+            Value::Text(&row.locked_by),
+            Value::Int(row.revision),
+            Value::Int(sql::ms(ttl)),
+        ];
+        let rows = self
+            .session
+            .query(&self.tables.fill(include_str!("sql/extend.sql")), &values)
+            .await?;
+        let Some(extended) = rows.first() else {
+            return Ok(None);
+        };
+        let mut fields = Fields::of(extended);
+        let (lock_until_us, now_us) = (fields.int()?, fields.int()?);
+        Ok(Some(LockRow {
+            lock_until_us,
+            now_us,
+            renewed_us: now_us,
+            revision: row.revision + 1,
+            ..row.clone()
+        }))
+    }
+
+    async fn read(&mut self, name: &str, failed: u32) -> Result<Option<LockRow>> {
+        let pause = row::pause(failed);
+        let first = if pause.is_zero() {
+            String::new()
+        } else {
+            format!("SELECT pg_sleep({:.4});\n", pause.as_secs_f64())
+        };
+        let sql = first + &self.tables.fill(include_str!("sql/read.sql"));
+        let rows = self.session.query(&sql, &[Value::Text(name)]).await?;
+        rows.first().map(|row| self.lock_row(row)).transpose()
+    }
+
+    async fn look(&mut self, name: &str) -> Result<(Option<LockRow>, Vec<Plain>)> {
+        Ok((self.read(name, 0).await?, self.queue(name, true).await?))
+    }
+
+    async fn create(&mut self, name: &str) -> Result<()> {
+        self.session
+            .query(
+                &self.tables.fill(include_str!("sql/create.sql")),
+                &[Value::Text(name), Value::Text(SHARED_BY)],
+            )
+            .await
+            .map(|_| ())
+    }
+
+    async fn write(&mut self, write: &Write) -> Result<bool> {
+        self.write_back(write).await
+    }
+
+    async fn join_queue(&mut self, name: &str, request: &Request) -> Result<Option<u32>> {
+        let (hold, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
+        let sql = self.tables.fill(include_str!("sql/join.sql"));
+        let row = self
+            .session
+            .query_one(
+                &sql,
+                &[
+                    Value::Text(name),
+                    Value::Text(&hold),
+                    Value::Maybe(metadata.as_deref()),
+                ],
+            )
+            .await?;
+        Ok(Some(
+            u32::try_from(Fields::of(&row).int()?).unwrap_or(u32::MAX),
+        ))
+    }
+
+    async fn leave_queue(&mut self, name: &str, token: &Token) -> Result<bool> {
+        self.leave_with("", name, token).await
+    }
+
+    async fn held(&mut self, start: &str, progress: &Progress) -> Result<Vec<String>> {
+        let sql = "SELECT l.name FROM {table} AS l WHERE left(l.name, length($1)) = $1 AND l.mode IS NOT DISTINCT FROM {mode}
+             AND NOT {unheld} ORDER BY l.name COLLATE \"C\"";
+        let rows = self
+            .session
+            .query_long(&self.tables.fill(sql), &[Value::Text(start)], progress)
+            .await?;
+        rows.iter().map(|row| Fields::of(row).text()).collect()
+    }
+
+    async fn known(
+        &mut self,
+        start: &str,
+        which: Which,
+        progress: &Progress,
+    ) -> Result<Vec<String>> {
+        let sql = self.tables.fill(&starts::known(which));
+        let rows = self
+            .session
+            .query_long(&sql, &[Value::Text(start)], progress)
+            .await?;
+        rows.iter().map(|row| Fields::of(row).text()).collect()
+    }
+
+    async fn log(&mut self, name: &str) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
+        history::read(self.session, self.tables, name).await
+    }
+
+    async fn note(&mut self, name: &str, note: &Note) -> Result<()> {
+        history::note(self.session, self.tables, name, note).await
     }
 }
 

@@ -79,7 +79,7 @@ impl PostgresLockTable<'_> {
 
     /// Writes a row back. Returns false, with nothing changed, if the row changed since it was
     /// read, or it is too late.
-    pub(super) async fn write(&mut self, write: &Write) -> Result<bool> {
+    pub(super) async fn write_back(&mut self, write: &Write) -> Result<bool> {
         let [whole, without] = self.writing(write, "1")?;
         // As in `grant`: a grant that is given up must not arrive later.
         self.session.drop_unsent = write.granted.is_some();
@@ -93,7 +93,7 @@ impl PostgresLockTable<'_> {
         Ok(written)
     }
 
-    /// As [`PostgresLockTable::write`] over the session that has the lock, which is given back in the
+    /// As [`PostgresLockTable::write_back`] over the session that has the lock, which is given back in the
     /// same request if the row is written.
     pub(super) async fn give_back(&mut self, write: &Write, within: &Within) -> Result<bool> {
         // The statement fails if nothing was written: then nothing is given back.

@@ -47,10 +47,12 @@ mod options;
 mod record;
 pub(super) mod rights;
 pub mod row;
+mod session_lock;
 mod session_store;
 mod sessions;
 mod sharing;
 mod starts;
+mod table;
 mod tls;
 
 pub(super) use self::{
@@ -59,9 +61,11 @@ pub(super) use self::{
     fields::{Fields, Row, fence_int, foreign_holder, json},
     loopback::Loopback,
     options::{PARAMETERS, layout, sql_mode},
-    session_store::{Locks, SessionLock, SessionStore, session_is_over},
+    session_lock::SessionLock,
+    session_store::{Asked, Holders, SessionDatabase, SessionStore},
     sessions::{SessionLocks, patience, pause},
     sharing::{SHEDLOCK, sharing},
+    table::LockTable,
 };
 pub use self::{
     names::{Names, locked_by},

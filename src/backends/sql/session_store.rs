@@ -1,131 +1,85 @@
-//! The steps of `mode=row` and `mode=advisory` in which databases differ.
+//! The store of `mode=row` and `mode=advisory`, and the steps in which databases differ.
 
 use std::time::Duration;
 
-use tokio::time::Instant;
+use async_trait::async_trait;
 
 use super::{
-    SqlMode,
-    client::{HasClient, Session as _, SqlDatabase},
+    LockRow, Server, SqlMode,
+    client::{Client, HasClient, Session as _, SqlDatabase},
+    row::{self, Own, RowVersion, Write},
+    session_lock::{Locks, SessionLock, session_is_over},
+    table::LockTable,
 };
 use crate::{
-    backends::cas::Store,
-    lock::{Error, Grant, Holder, Key, Kind, Request, Result, Token, Ttl},
+    backends::cas::{Change, Outside, ReadFor, Snapshot, Store},
+    lock::{
+        Busy, Fence, HistoryEntry, Identity, Intent, Key, Mode, Note, Notice, Progress,
+        ReleaseInfo, Request, Result, SkipCount, Token, Ttl, Wake, Which,
+        document::{Document, HolderEntry, SessionState},
+    },
 };
 
-/// A session that asks for a lock, waits for it or has it; `own` is the database's part of its
-/// state.
-///
-/// The session sends nothing but renewals while it has the lock. So the server's timeout for idle
-/// sessions, set to the TTL, ends it about when the lease of a vanished holder ends.
-#[allow(clippy::struct_excessive_bools)] // independent facts
-pub(in crate::backends) struct SessionLock<S, O> {
-    pub session: S,
-    pub mode: SqlMode,
-    /// The lock's name in the tables.
-    pub name: String,
-    /// The session shares the lock with other readers.
-    pub shared: bool,
-    /// The session was seen to have the lock.
-    pub has: bool,
-    /// The silence after which the server ends the session.
-    pub idle_limit: Duration,
-    /// Attempts without an answer since the last answered one.
-    pub unanswered: u32,
-    /// The session blocks in the server, or was left blocking there.
-    pub blocked: bool,
-    /// The session waits far behind, without a second one.
-    pub far: bool,
-    /// How long the lock stays busy although no session has it: the server of its holder is gone.
-    pub left_for: Option<Duration>,
-    /// The holders at the last look.
-    pub found: Option<Vec<Holder>>,
-    /// The grant, once the lock is granted.
-    pub granted: Option<Grant>,
-    /// Until when the hold lasts, as it was last extended.
-    pub until: Option<Instant>,
-    /// The last renewal in the document went over the session, and shows that it has the lock.
-    pub proved: bool,
-    /// The hold is being broken.
-    pub marked: bool,
-    /// The lock is being given back and must not be relied on.
-    pub leaving: bool,
-    pub own: O,
-}
+/// The session lock of a database.
+pub(in crate::backends) type LockOf<D> =
+    SessionLock<<D as SqlDatabase>::Session, <D as SessionDatabase>::Own>;
 
-impl<S, O> SessionLock<S, O> {
-    pub fn new(session: S, mode: SqlMode, name: String, shared: bool, own: O) -> Self {
-        let (idle_limit, unanswered) = (Duration::ZERO, 0);
-        Self {
-            session,
-            mode,
-            name,
-            shared,
-            has: false,
-            idle_limit,
-            unanswered,
-            blocked: false,
-            far: false,
-            left_for: None,
-            found: None,
-            granted: None,
-            until: None,
-            proved: false,
-            marked: false,
-            leaving: false,
-            own,
-        }
-    }
+/// The answer to a grant: see [`LockTable::grant`].
+pub(in crate::backends) struct Asked(pub Option<LockRow>);
 
-    /// Whether the lock is a row that readers share.
-    pub fn shares_row(&self) -> bool {
-        self.shared && self.mode == SqlMode::Row
-    }
-
-    /// Whether the session is in the transaction that keeps a row locked, where nothing else can be
-    /// written.
-    fn keeps_transaction(&self) -> bool {
-        self.has && self.mode == SqlMode::Row
-    }
-}
-
-/// Returns the error that the session that had the lock is over.
-pub(in crate::backends) fn session_is_over() -> Error {
-    Error::new(
-        Kind::Unavailable,
-        "the server has ended the session that had the lock",
-    )
-}
-
-/// A session of a store.
-pub(in crate::backends) type SessionOf<S> = <<S as HasClient>::Database as SqlDatabase>::Session;
-
-/// The session lock of a store.
-pub(in crate::backends) type LockOf<S> = SessionLock<SessionOf<S>, <S as SessionStore>::Own>;
-
-/// A database whose sessions keep locks. The store keeps the lock's document in the row that
-/// `mode=lease` has, too, and asks the server which of its sessions live. The foreign lock is what
-/// other programs see.
-pub(in crate::backends) trait SessionStore: Store + HasClient {
+/// A database whose sessions keep locks. The foreign lock is what other programs see.
+pub(in crate::backends) trait SessionDatabase: SqlDatabase + Sized {
     /// The database's part of a [`SessionLock`].
     type Own;
+    /// The tables over a session.
+    type Table<'a>: LockTable;
+    /// The sessions that have a lock.
+    type Holders: Holders;
 
-    /// Returns the sessions that ask for locks, wait for them or have them.
-    fn locks(&self) -> &Locks<LockOf<Self>>;
+    /// Returns the tables. With `evidence`, a grant is written only while that session, as the
+    /// document writes it, has the foreign lock, by this condition.
+    fn table<'a>(
+        session: &'a mut Self::Session,
+        tables: &'a Self::Tables,
+        evidence: Option<(String, String)>,
+    ) -> Self::Table<'a>;
 
-    /// As [`SessionStore::locks`], to change them.
-    fn locks_mut(&mut self) -> &mut Locks<LockOf<Self>>;
+    /// See `evidence` of [`SessionDatabase::table`]; `None` while the session has no lock.
+    fn evidence(lock: &LockOf<Self>) -> Option<(String, String)>;
 
-    /// Opens a session that is to have this lock; `side` is another open session of this client.
+    /// Returns the name of an advisory lock, as people see it.
+    fn advisory_name(client: &Client<Self>, key: &Key) -> String;
+
+    /// Whether this session, left by a dropped request, can be asked again.
+    fn is_usable(session: &Self::Session) -> bool {
+        session.is_open()
+    }
+
+    /// Asks a question that only reads: a standby may answer it, too.
+    async fn read_anywhere<T>(
+        table: &mut Self::Table<'_>,
+        question: impl AsyncFn(&mut Self::Table<'_>) -> Result<T>,
+    ) -> Result<T> {
+        question(table).await
+    }
+
+    /// Opens a session that is to have this lock; `side` is another open session of this client,
+    /// and `checked` says that an earlier session was opened.
     async fn open_lock(
-        &mut self,
+        client: &mut Client<Self>,
         request: &Request,
-        side: Option<&mut SessionOf<Self>>,
+        side: Option<&mut Self::Session>,
+        checked: bool,
     ) -> Result<LockOf<Self>>;
 
     /// Asks for the foreign lock once. Returns true if the session has it, also on a repeated
     /// request.
     async fn attempt(lock: &mut LockOf<Self>, request: &Request) -> Result<bool>;
+
+    /// Returns the answer to a grant that was asked for together with the foreign lock.
+    fn answered(_lock: &mut LockOf<Self>) -> Option<Asked> {
+        None
+    }
 
     /// Waits in the server for the foreign lock, at most for the given time. Returns true if the
     /// session may have it then.
@@ -138,111 +92,427 @@ pub(in crate::backends) trait SessionStore: Store + HasClient {
     /// Gives back whatever the session has.
     async fn let_go(lock: &mut LockOf<Self>) -> Result<()>;
 
+    /// Writes a row back by which the hold of this session ends, and gives the foreign lock back in
+    /// the same request; neither if the row changed.
+    async fn give_back(
+        lock: &mut LockOf<Self>,
+        tables: &Self::Tables,
+        write: &Write,
+    ) -> Result<bool>;
+
+    /// Returns the server, and the sessions that have the lock of this document.
+    async fn holders(
+        client: &Client<Self>,
+        table: &mut Self::Table<'_>,
+        key: &Key,
+        document: &Document,
+    ) -> Result<(Server, Self::Holders)>;
+
     /// Ends the session that has the lock by this hold of another process, as the document writes
     /// it, if it still has the lock.
     ///
     /// # Errors
     /// The session may not be ended by this user, or has not ended.
-    async fn end_holder(&mut self, key: &Key, session: &str) -> Result<()>;
+    async fn end_holder(store: &mut SessionStore<Self>, key: &Key, session: &str) -> Result<()>;
+}
+
+/// The sessions that have a lock, as far as the server tells.
+pub(in crate::backends) trait Holders {
+    /// Whether the session with this number has the lock by this hold.
+    fn has(&self, holder: &HolderEntry, number: i64) -> bool;
+
+    /// Returns the hold of a session that the document does not know.
+    fn outside(&self, document: &Document, server: &Server) -> Option<Outside>;
+}
+
+/// A client whose sessions keep locks, with the lock's document in the row that `mode=lease` has,
+/// too. The [`Client`]'s own session serves everything else.
+pub(in crate::backends) struct SessionStore<D: SessionDatabase> {
+    pub client: Client<D>,
+    pub locks: Locks<LockOf<D>>,
+    /// A session with a lock was opened.
+    checked: bool,
+    /// The hold that was granted last, which is in no list of waiters any more.
+    granted: Option<Token>,
+    own: Own,
+    /// How often a row was written in vain since the last success.
+    failed: u32,
+}
+
+impl<D: SessionDatabase> SessionStore<D> {
+    /// Returns a store, without I/O.
+    pub fn new(options: D::Options) -> Self {
+        Self {
+            client: Client::new(options),
+            locks: Locks::default(),
+            checked: false,
+            granted: None,
+            own: Own::default(),
+            failed: 0,
+        }
+    }
+
+    fn name_of(&self, key: &Key) -> String {
+        self.client.names.of(key)
+    }
+
+    /// Asks the tables: over the session of the request that is being served, or over the client's
+    /// own.
+    pub async fn ask<T>(
+        &mut self,
+        question: impl AsyncFnOnce(&Client<D>, &mut D::Table<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let evidence = self.locks.served().and_then(|lock| D::evidence(lock));
+        if let Some(lock) = self.locks.asking()? {
+            let mut table = D::table(&mut lock.session, &self.client.tables, evidence);
+            return question(&self.client, &mut table).await;
+        }
+        let mut session = match self.client.session.take().filter(D::is_usable) {
+            Some(session) => session,
+            None => self.client.open().await?,
+        };
+        // A session that is not put back counts as abandoned.
+        self.client.abandon_unless_kept(&session);
+        let mut table = D::table(&mut session, &self.client.tables, evidence);
+        let answer = question(&self.client, &mut table).await;
+        drop(table);
+        self.client.put_back(session, &answer);
+        answer
+    }
+
+    /// As [`SessionStore::ask`], for a question that only reads.
+    pub async fn look<T>(
+        &mut self,
+        question: impl AsyncFn(&Client<D>, &mut D::Table<'_>) -> Result<T>,
+    ) -> Result<T> {
+        self.ask(async |client, table| {
+            D::read_anywhere(table, async |table: &mut D::Table<'_>| {
+                question(client, table).await
+            })
+            .await
+        })
+        .await
+    }
+
+    /// Opens a session that is to have this lock; `side` is another open session of this client.
+    pub async fn open_lock(
+        &mut self,
+        request: &Request,
+        side: Option<&mut D::Session>,
+    ) -> Result<LockOf<D>> {
+        let lock = D::open_lock(&mut self.client, request, side, self.checked).await?;
+        self.checked = true;
+        Ok(lock)
+    }
 
     /// Takes out the session that asks for this request, if it may still answer. Otherwise it is
     /// abandoned, and so is the client's own session: what made the one silent may have made the
     /// other silent, too.
-    fn take_try(&mut self, key: &Key, token: &Token) -> Option<LockOf<Self>> {
-        let lock = self.locks_mut().tries.take(key, token)?;
+    pub fn take_try(&mut self, key: &Key, token: &Token) -> Option<LockOf<D>> {
+        let lock = self.locks.tries.take(key, token)?;
         let ended = !lock.session.is_alive();
         if !ended && lock.unanswered < 2 && !lock.blocked {
             return Some(lock);
         }
-        let client = self.client_mut();
         if !ended {
-            client.abandon_own();
+            self.client.abandon_own();
         }
-        client.abandon(lock.session);
+        self.client.abandon(lock.session);
         None
     }
-}
 
-/// The sessions of one client that ask for locks, wait for them or have them.
-pub(in crate::backends) struct Locks<L> {
-    /// Those that ask or wait.
-    pub tries: ByToken<L>,
-    /// Those that have their lock.
-    pub holds: ByToken<L>,
-    /// The request that is being served: what it asks goes over its own session if that can.
-    pub asks: Option<(Key, Token)>,
-}
-
-impl<L> Default for Locks<L> {
-    fn default() -> Self {
-        Self {
-            tries: ByToken(Vec::new()),
-            holds: ByToken(Vec::new()),
-            asks: None,
+    /// Writes a row back. A session that releases its hold gives back the lock, too.
+    async fn write(&mut self, key: &Key, write: &Write) -> Result<bool> {
+        let has = |lock: &&mut LockOf<D>| lock.has && lock.session.is_alive();
+        if let Some(token) = &write.releases
+            && let Some(lock) = self.locks.of(key, token).filter(has)
+        {
+            let given = D::give_back(lock, &self.client.tables, write).await?;
+            lock.has = !given;
+            return Ok(given);
         }
+        self.ask(async |_, table| table.write(write).await).await
+    }
+
+    /// Returns the server, and the sessions that have the lock of this document.
+    pub async fn holders(
+        &mut self,
+        key: &Key,
+        document: &Document,
+    ) -> Result<(Server, D::Holders)> {
+        self.look(async |client, table| D::holders(client, table, key, document).await)
+            .await
+    }
+
+    /// Tells a snapshot which of its holders' sessions live, as far as the purpose needs it. The
+    /// evidence is later than the document.
+    async fn witness(
+        &mut self,
+        key: &Key,
+        snapshot: &mut Snapshot<RowVersion>,
+        purpose: ReadFor<'_>,
+    ) -> Result<()> {
+        let (now, mut own) = (snapshot.now(), None);
+        let document = &mut snapshot.document;
+        match purpose {
+            // The holder of the lock judges no others.
+            ReadFor::Release(..) => {
+                document.witness_sessions(now, |_, _| SessionState::Has);
+                return Ok(());
+            }
+            ReadFor::Acquire { request, .. } => {
+                let lock = self.locks.of(&request.key, &request.token);
+                if let Some(lock) = lock.filter(|lock| lock.has) {
+                    own = Some(lock.number);
+                    document.forget_session(&request.token, now);
+                    if document.without_sessions(now) {
+                        return Ok(());
+                    }
+                    // Asked last: a session that answers had the row when the document was read.
+                    if lock.mode == SqlMode::Row && !D::keep(lock, None).await? {
+                        return Err(session_is_over());
+                    }
+                    if let Some(server) = lock.server.as_ref().filter(|_| !lock.shared) {
+                        server.witness(document, now, |_, _| false);
+                        return Ok(());
+                    }
+                }
+            }
+            ReadFor::Change | ReadFor::Warn if document.without_sessions(now) => {
+                return Ok(());
+            }
+            ReadFor::Change | ReadFor::Warn | ReadFor::Look => {}
+        }
+        let (server, holders) = self.holders(key, document).await?;
+        if own.is_none() && snapshot.outside.is_none() {
+            snapshot.outside = holders.outside(document, &server);
+        }
+        // A session that shares the lock has no other hold, though an earlier one may have had its
+        // number, and no other session has the lock alone.
+        server.witness(document, now, |holder, number| {
+            own.is_none_or(|own| own != number && holder.mode == Mode::Shared)
+                && holders.has(holder, number)
+        });
+        Ok(())
     }
 }
 
-impl<S: super::Session, O> Locks<SessionLock<S, O>> {
-    /// Returns the session that has or tries to get the lock for this request.
-    pub fn of(&mut self, key: &Key, token: &Token) -> Option<&mut SessionLock<S, O>> {
-        match self.holds.get(key, token) {
-            Some(lock) => Some(lock),
-            None => self.tries.get(key, token),
-        }
+impl<D: SessionDatabase> HasClient for SessionStore<D> {
+    type Database = D;
+
+    fn client(&self) -> &Client<D> {
+        &self.client
     }
 
-    /// Returns the session of the request that is being served.
-    pub fn served(&mut self) -> Option<&mut SessionLock<S, O>> {
-        let (key, token) = self.asks.clone()?;
-        self.of(&key, &token)
-    }
-
-    /// Returns the session over which the request that is being served can ask: none in a
-    /// transaction that keeps a row locked.
-    ///
-    /// # Errors
-    /// The session that had the lock is over: another one can't ask in its place, since what it is
-    /// told may be of the next holder.
-    pub fn asking(&mut self) -> Result<Option<&mut SessionLock<S, O>>> {
-        match self.served() {
-            Some(lock) if lock.keeps_transaction() => Ok(None),
-            Some(lock) if lock.session.is_alive() => Ok(Some(lock)),
-            Some(lock) if lock.has => Err(session_is_over()),
-            _ => Ok(None),
-        }
+    fn client_mut(&mut self) -> &mut Client<D> {
+        &mut self.client
     }
 }
 
-/// Sessions by the requests that they serve.
-pub(in crate::backends) struct ByToken<L>(Vec<(Key, Token, L)>);
+#[async_trait(?Send)]
+impl<D: SessionDatabase> Store for SessionStore<D> {
+    type Version = RowVersion;
+    const IN_ONE_STEP: bool = true;
 
-impl<L> ByToken<L> {
-    pub fn put(&mut self, key: &Key, token: &Token, lock: L) {
-        self.0.push((key.clone(), *token, lock));
+    fn identity(&self) -> Identity {
+        self.client.identity()
     }
 
-    // A loop over the locks instead would need a borrow that ends early.
-    pub fn get(&mut self, key: &Key, token: &Token) -> Option<&mut L> {
-        self.0
-            .iter_mut()
-            .find(|(of, by, _)| of == key && by == token)
-            .map(|(_, _, lock)| lock)
+    fn stored_as(&self, key: &Key) -> Result<String> {
+        Ok(match self.client.mode() {
+            SqlMode::Advisory => D::advisory_name(&self.client, key),
+            SqlMode::Lease | SqlMode::Row => self.name_of(key),
+        })
     }
 
-    pub fn drain(&mut self) -> impl Iterator<Item = L> {
-        self.0.drain(..).map(|(_, _, lock)| lock)
+    async fn grant(&mut self, request: &Request) -> Result<Option<Fence>> {
+        let name = self.name_of(&request.key);
+        self.granted = None;
+        self.own.forget();
+        // A question over the second session that is late would grant another hold.
+        self.client.end_abandoned().await?;
+        let lock = self.locks.of(&request.key, &request.token);
+        let row = match lock.and_then(D::answered) {
+            Some(Asked(row)) => row,
+            None => {
+                self.ask(async |_, table| table.grant(&name, request, request.waiting).await)
+                    .await?
+            }
+        };
+        let Some(row) = row else {
+            return Ok(None);
+        };
+        let fence = row.fence();
+        self.granted = Some(request.token);
+        self.own.note(row);
+        Ok(Some(fence))
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &L> {
-        self.0.iter().map(|(_, _, lock)| lock)
+    async fn extend(
+        &mut self,
+        key: &Key,
+        token: &Token,
+        intent: Intent,
+    ) -> Result<Option<(Ttl, Fence)>> {
+        let Some((row, ttl)) = self.own.of(&self.name_of(key), token) else {
+            return Ok(None);
+        };
+        // Another length is written with the hold.
+        if intent.ttl().is_some_and(|other| other != ttl) {
+            return Ok(None);
+        }
+        self.own.forget();
+        let Some(row) = self
+            .ask(async |_, table| table.extend(&row, ttl).await)
+            .await?
+        else {
+            return Ok(None);
+        };
+        let fence = row.fence();
+        self.own.note(row);
+        if let Ok(Some(lock)) = self.locks.asking() {
+            lock.proved = true;
+        }
+        Ok(Some((ttl, fence)))
     }
 
-    pub fn take(&mut self, key: &Key, token: &Token) -> Option<L> {
-        let at = self
-            .0
+    async fn free(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<bool> {
+        let Some((row, _)) = self.own.of(&self.name_of(key), token) else {
+            return Ok(false);
+        };
+        self.own.forget();
+        let write = row::release(row, token, info)?;
+        self.write(key, &write).await
+    }
+
+    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<RowVersion>> {
+        let (name, failed) = (self.name_of(key), self.failed);
+        if matches!(purpose, ReadFor::Acquire { .. } | ReadFor::Release(..)) {
+            self.client.end_abandoned().await?;
+        }
+        let mut snapshot = if matches!(purpose, ReadFor::Look) {
+            let (found, waiters) = self.look(async |_, table| table.look(&name).await).await?;
+            row::snapshot(found, &waiters, purpose)?
+        } else {
+            let found = self
+                .ask(async |_, table| {
+                    let found = table.read(&name, failed).await?;
+                    if found.is_none() && matches!(purpose, ReadFor::Acquire { claims: true, .. }) {
+                        table.create(&name).await?;
+                        return table.read(&name, 0).await;
+                    }
+                    Ok(found)
+                })
+                .await?;
+            row::snapshot(found, &[], purpose)?
+        };
+        snapshot.apart = true;
+        self.witness(key, &mut snapshot, purpose).await?;
+        Ok(snapshot)
+    }
+
+    async fn swap(
+        &mut self,
+        key: &Key,
+        was: Snapshot<RowVersion>,
+        change: Change<'_>,
+    ) -> Result<bool> {
+        let mut document = change.document.clone();
+        if let Some(request) = change.request
+            && let Some(lock) = self.locks.of(key, &request.token)
+            && let Some((session, _)) = D::evidence(lock)
+        {
+            document.attach(&request.token, &session);
+        }
+        let change = Change {
+            document: &document,
+            ..change
+        };
+        let Some(write) = row::write(was, change) else {
+            return Ok(true);
+        };
+        self.own.forget();
+        let written = self.write(key, &write).await?;
+        self.failed = if written { 0 } else { self.failed + 1 };
+        if !written {
+            return Ok(false);
+        }
+        if let Some(request) = &write.granted {
+            self.granted = Some(request.token);
+        }
+        self.own.note(write.written());
+        Ok(true)
+    }
+
+    /// The session that asks for the lock waits.
+    async fn wait(&mut self, _: &Request, _: Duration, _: bool) -> Result<Wake> {
+        Ok(Wake::Changed)
+    }
+
+    fn advise(&mut self, _: &Request, busy: &mut Busy) {
+        busy.notifies = true;
+    }
+
+    async fn note_waiter(&mut self, request: &Request, _: u64) -> Result<Option<u32>> {
+        let name = self.name_of(&request.key);
+        self.ask(async |_, table| table.join_queue(&name, request).await)
+            .await
+    }
+
+    async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
+        if self.granted == Some(request.token) {
+            return Ok(true);
+        }
+        let name = self.name_of(&request.key);
+        self.ask(async |_, table| table.leave_queue(&name, &request.token).await)
+            .await
+            .map(|_| true)
+    }
+
+    async fn scan(
+        &mut self,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
+        let start = self.client.names.starting_with(start);
+        let names = self
+            .look(async |_, table| table.held(&start, progress).await)
+            .await?;
+        let mut found = Vec::new();
+        for name in names {
+            let Some(key) = self.client.names.key(&name) else {
+                continue;
+            };
+            let snapshot = self.read(&key, ReadFor::Look).await?;
+            progress.part();
+            found.push((key, snapshot));
+        }
+        Ok(found)
+    }
+
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+        let start = self.client.names.starting_with(start);
+        let names = self
+            .look(async |_, table| table.known(&start, which, progress).await)
+            .await?;
+        Ok(names
             .iter()
-            .position(|(of, by, _)| of == key && by == token)?;
-        Some(self.0.swap_remove(at).2)
+            .filter_map(|name| self.client.names.key(name))
+            .collect())
+    }
+
+    async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
+        let name = self.name_of(key);
+        self.look(async |_, table| table.log(&name).await).await
+    }
+
+    async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let name = self.name_of(key);
+        self.ask(async |_, table| table.note(&name, note).await)
+            .await
+    }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.client.notices)
     }
 }

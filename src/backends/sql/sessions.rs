@@ -56,10 +56,10 @@ use super::{
     NEAR, SqlMode,
     client::{Client, HasClient, Session},
     looks_at_the_end,
-    session_store::{LockOf, SessionStore},
+    session_store::{LockOf, SessionDatabase, SessionStore},
 };
 use crate::{
-    backends::cas::{CasBackend, ReadFor},
+    backends::cas::{CasBackend, ReadFor, Store as _},
     lock::{
         Amendment, Attempt, Backend, Busy, History, Identity, Intent, Key, LockState, Notice,
         Progress, Release, ReleaseInfo, Renewal, Request, Result, Token, Wake, Which,
@@ -67,40 +67,40 @@ use crate::{
 };
 
 /// Locks that sessions keep.
-pub(in crate::backends) struct SessionLocks<S> {
-    cas: CasBackend<S>,
+pub(in crate::backends) struct SessionLocks<D: SessionDatabase> {
+    cas: CasBackend<SessionStore<D>>,
 }
 
-impl<S: SessionStore> SessionLocks<S> {
-    /// Returns a backend, without I/O.
-    pub(in crate::backends) fn of(store: S) -> Self {
+impl<D: SessionDatabase> SessionLocks<D> {
+    /// Returns a backend for `options`, without I/O.
+    pub(in crate::backends) fn new(options: D::Options) -> Self {
         Self {
-            cas: CasBackend::of(store),
+            cas: CasBackend::of(SessionStore::new(options)),
         }
     }
 
     /// Notes which request is being served, and returns its session if it asks or waits.
-    fn serve(&mut self, key: &Key, token: &Token) -> Option<&mut LockOf<S>> {
-        let locks = self.cas.store.locks_mut();
+    fn serve(&mut self, key: &Key, token: &Token) -> Option<&mut LockOf<D>> {
+        let locks = &mut self.cas.store.locks;
         locks.asks = Some((key.clone(), *token));
         locks.tries.get(key, token)
     }
 
     /// Notes that what follows concerns no session of this client.
-    fn look(&mut self) -> &mut CasBackend<S> {
-        self.cas.store.locks_mut().asks = None;
+    fn look(&mut self) -> &mut CasBackend<SessionStore<D>> {
+        self.cas.store.locks.asks = None;
         &mut self.cas
     }
 
-    fn hold(&mut self, key: &Key, token: &Token) -> Option<&mut LockOf<S>> {
-        self.cas.store.locks_mut().holds.get(key, token)
+    fn hold(&mut self, key: &Key, token: &Token) -> Option<&mut LockOf<D>> {
+        self.cas.store.locks.holds.get(key, token)
     }
 
     /// Keeps the session of a request that does not wait, for the next request.
     fn keep_session(&mut self, request: &Request) {
         let store = &mut self.cas.store;
-        if let Some(lock) = store.locks_mut().tries.take(&request.key, &request.token) {
-            store.client_mut().session.get_or_insert(lock.session);
+        if let Some(lock) = store.locks.tries.take(&request.key, &request.token) {
+            store.client.session.get_or_insert(lock.session);
         }
     }
 
@@ -120,7 +120,7 @@ impl<S: SessionStore> SessionLocks<S> {
             return Ok(Attempt::Busy(Busy::default()));
         };
         lock.unanswered += 1;
-        let attempt = match S::attempt(lock, request).await {
+        let attempt = match D::attempt(lock, request).await {
             Ok(true) => self.cas.try_acquire(request).await.map(Some),
             Ok(false) => Ok(None),
             Err(error) => Err(error),
@@ -128,20 +128,20 @@ impl<S: SessionStore> SessionLocks<S> {
         let store = &mut self.cas.store;
         if let Err(error) = &attempt
             && (!error.is_transient() || error.ends_connection())
-            && let Some(mut lock) = store.locks_mut().tries.take(key, token)
+            && let Some(mut lock) = store.locks.tries.take(key, token)
         {
             // No request will repeat this one over this session, which would keep the lock for
             // nothing.
-            let client = store.client_mut();
+            let client = &mut store.client;
             client.left(error);
             client.abandon_unless_kept(&lock.session);
-            if S::let_go(&mut lock).await.is_ok() {
-                store.client_mut().is_kept(&lock.session);
+            if D::let_go(&mut lock).await.is_ok() {
+                store.client.is_kept(&lock.session);
             }
         }
         match attempt? {
             Some(Attempt::Granted(grant)) => {
-                let locks = store.locks_mut();
+                let locks = &mut store.locks;
                 if let Some(mut lock) = locks.tries.take(key, token) {
                     (lock.unanswered, lock.granted) = (0, Some(grant.clone()));
                     lock.until = Some(Instant::now() + grant.ttl.get());
@@ -151,13 +151,13 @@ impl<S: SessionStore> SessionLocks<S> {
             }
             None => self.refuse(request).await,
             Some(refused) => {
-                if let Some(lock) = store.locks_mut().tries.get(key, token) {
+                if let Some(lock) = store.locks.tries.get(key, token) {
                     // No session has the lock, but the document has a hold that is not over.
                     lock.left_for = match &refused {
                         Attempt::Busy(busy) if !busy.transient => busy.expires_in,
                         _ => None,
                     };
-                    S::let_go(lock).await?;
+                    D::let_go(lock).await?;
                 }
                 if !request.waiting {
                     self.keep_session(request);
@@ -180,7 +180,7 @@ impl<S: SessionStore> SessionLocks<S> {
         let (key, token) = (&request.key, &request.token);
         let store = &mut self.cas.store;
         let known = store.take_try(key, token);
-        let client = store.client_mut();
+        let client = &mut store.client;
         // The document is written over the client's own session.
         let mut side = client.session.take().filter(Session::is_open);
         let far = known.as_ref().is_some_and(|lock| lock.far && !lock.has);
@@ -194,17 +194,14 @@ impl<S: SessionStore> SessionLocks<S> {
             lock
         } else {
             let mut lock = store.open_lock(request, side.as_mut()).await?;
-            store
-                .client_mut()
-                .end_abandoned_over(&mut lock.session)
-                .await?;
+            store.client.end_abandoned_over(&mut lock.session).await?;
             lock
         };
-        let client = store.client_mut();
+        let client = &mut store.client;
         client.is_kept(&lock.session);
         client.session = side;
         // Among the tries, so that a dropped question can be asked again.
-        store.locks_mut().tries.put(key, token, lock);
+        store.locks.tries.put(key, token, lock);
         Ok(())
     }
 
@@ -213,12 +210,12 @@ impl<S: SessionStore> SessionLocks<S> {
     async fn take_again(&mut self, request: &Request) -> Result<Option<Attempt>> {
         let (key, token) = (&request.key, &request.token);
         let store = &mut self.cas.store;
-        let Some(lock) = store.locks_mut().holds.get(key, token) else {
+        let Some(lock) = store.locks.holds.get(key, token) else {
             return Ok(None);
         };
         if lock.unanswered >= 2 {
-            if let Some(lock) = store.locks_mut().holds.take(key, token) {
-                store.client_mut().abandon(lock.session);
+            if let Some(lock) = store.locks.holds.take(key, token) {
+                store.client.abandon(lock.session);
             }
             return Ok(None);
         }
@@ -253,7 +250,7 @@ impl<S: SessionStore> SessionLocks<S> {
             None
         };
         let known = store
-            .locks_mut()
+            .locks
             .tries
             .get(&request.key, &request.token)
             .and_then(|lock| lock.found.clone());
@@ -309,20 +306,20 @@ pub(in crate::backends) async fn pause(length: Duration) {
     tokio::time::sleep(length).await;
 }
 
-impl<S: SessionStore> HasClient for SessionLocks<S> {
-    type Database = S::Database;
+impl<D: SessionDatabase> HasClient for SessionLocks<D> {
+    type Database = D;
 
-    fn client(&self) -> &Client<S::Database> {
-        self.cas.store.client()
+    fn client(&self) -> &Client<D> {
+        &self.cas.store.client
     }
 
-    fn client_mut(&mut self) -> &mut Client<S::Database> {
-        self.cas.store.client_mut()
+    fn client_mut(&mut self) -> &mut Client<D> {
+        &mut self.cas.store.client
     }
 }
 
 #[async_trait(?Send)]
-impl<S: SessionStore> Backend for SessionLocks<S> {
+impl<D: SessionDatabase> Backend for SessionLocks<D> {
     fn identity(&self) -> Identity {
         self.client().identity()
     }
@@ -333,11 +330,11 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
 
     fn disconnect(&mut self) {
         let store = &mut self.cas.store;
-        store.client_mut().session = None;
-        let tries: Vec<_> = store.locks_mut().tries.drain().collect();
+        store.client.session = None;
+        let tries: Vec<_> = store.locks.tries.drain().collect();
         for lock in tries {
             if lock.has || lock.blocked || lock.unanswered > 0 {
-                store.client_mut().abandon(lock.session);
+                store.client.abandon(lock.session);
             }
         }
     }
@@ -363,7 +360,7 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
             pause(left_for.min(at_most).min(lock.idle_limit / 2)).await;
             return Ok(Wake::TimedOut);
         }
-        Ok(if S::block(lock, request.ttl, at_most).await? {
+        Ok(if D::block(lock, request.ttl, at_most).await? {
             Wake::Changed
         } else {
             Wake::TimedOut
@@ -380,14 +377,14 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
         if let Some(mut lock) = store.take_try(key, token) {
             // A lock that the session got meanwhile is released with it, and the next waiter gets
             // it.
-            store.client_mut().abandon_unless_kept(&lock.session);
-            if S::let_go(&mut lock).await.is_ok() {
-                let client = store.client_mut();
+            store.client.abandon_unless_kept(&lock.session);
+            if D::let_go(&mut lock).await.is_ok() {
+                let client = &mut store.client;
                 client.is_kept(&lock.session);
                 client.session.get_or_insert(lock.session);
             }
         }
-        store.client_mut().end_abandoned().await?;
+        store.client.end_abandoned().await?;
         self.look().leave_queue(request).await
     }
 
@@ -422,18 +419,18 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
         lock.unanswered += 1;
         if leaving {
             // The session that keeps the row from being written may wait for this lock.
-            S::let_go(lock).await?;
+            D::let_go(lock).await?;
         }
         let released = self.cas.release(key, token, info).await;
         let store = &mut self.cas.store;
-        let Some(lock) = store.locks_mut().holds.get(key, token) else {
+        let Some(lock) = store.locks.holds.get(key, token) else {
             return released;
         };
         // Without a record of the release, the next holder only waits a moment without need.
         let gone = match &released {
             Err(error) if error.is_transient() => Ok(()),
             _ if !lock.has => Ok(()),
-            _ => S::let_go(lock).await,
+            _ => D::let_go(lock).await,
         };
         lock.unanswered = 0;
         match (&released, gone) {
@@ -441,8 +438,8 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
             (_, Err(error)) if error.is_transient() => return Err(error),
             _ => {}
         }
-        if let Some(lock) = store.locks_mut().holds.take(key, token) {
-            store.client_mut().session.get_or_insert(lock.session);
+        if let Some(lock) = store.locks.holds.take(key, token) {
+            store.client.session.get_or_insert(lock.session);
         }
         released
     }
@@ -473,7 +470,7 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
     }
 
     fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
-        let holds = &self.cas.store.locks().holds;
+        let holds = &self.cas.store.locks.holds;
         holds.iter().map(|lock| lock.session.lifeline()).collect()
     }
 

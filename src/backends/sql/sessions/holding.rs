@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use super::{SessionLocks, within};
 use crate::{
     backends::{
-        cas::ReadFor,
-        sql::{HasClient as _, Session as _, SqlMode, session_store::SessionStore},
+        cas::{ReadFor, Store as _},
+        sql::{HasClient as _, Session as _, SqlMode, session_store::SessionDatabase},
     },
     lock::{
         Amendment, Backend as _, Error, Intent, Key, Kind, ReleaseInfo, Renewal, Result, RunState,
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-impl<S: SessionStore> SessionLocks<S> {
+impl<D: SessionDatabase> SessionLocks<D> {
     /// Extends a hold: in the document, which other clients see and mark, and over its session,
     /// which decides.
     pub(super) async fn extend(
@@ -74,7 +74,7 @@ impl<S: SessionStore> SessionLocks<S> {
         let kept = if lock.proved && limit.is_none() {
             Ok(true)
         } else {
-            S::keep(lock, limit).await
+            D::keep(lock, limit).await
         };
         match kept {
             Ok(true) => {}
@@ -111,7 +111,7 @@ impl<S: SessionStore> SessionLocks<S> {
 
     /// Drops a hold that is over, with its session.
     fn lose(&mut self, key: &Key, token: &Token) -> Renewal {
-        self.cas.store.locks_mut().holds.take(key, token);
+        self.cas.store.locks.holds.take(key, token);
         Renewal::NotHeld
     }
 
@@ -126,15 +126,15 @@ impl<S: SessionStore> SessionLocks<S> {
         if let Some(mut lock) = store.take_try(key, token) {
             // It stays among the tries until it is done.
             lock.unanswered += 1;
-            store.locks_mut().tries.put(key, token, lock);
+            store.locks.tries.put(key, token, lock);
         }
-        store.client_mut().end_abandoned().await?;
+        store.client.end_abandoned().await?;
         let undone = self.cas.release(key, token, info).await;
         let store = &mut self.cas.store;
-        if let Some(mut lock) = store.locks_mut().tries.take(key, token) {
-            store.client_mut().abandon_unless_kept(&lock.session);
-            if S::let_go(&mut lock).await.is_ok() {
-                let client = store.client_mut();
+        if let Some(mut lock) = store.locks.tries.take(key, token) {
+            store.client.abandon_unless_kept(&lock.session);
+            if D::let_go(&mut lock).await.is_ok() {
+                let client = &mut store.client;
                 client.is_kept(&lock.session);
                 client.session.get_or_insert(lock.session);
             }
@@ -156,13 +156,9 @@ impl<S: SessionStore> SessionLocks<S> {
     ) -> Result<()> {
         let unused = info.end.is_none() || info.run_state == Some(RunState::Cancelled);
         let store = &mut self.cas.store;
-        let session = store
-            .locks_mut()
-            .holds
-            .take(key, token)
-            .map(|lock| lock.session);
+        let session = store.locks.holds.take(key, token).map(|lock| lock.session);
         if let Some(session) = session.as_ref().filter(|_| is_silent) {
-            let client = store.client_mut();
+            let client = &mut store.client;
             client.abandon_unless_kept(session);
             client.abandon_own();
         }
@@ -201,7 +197,7 @@ impl<S: SessionStore> SessionLocks<S> {
         if !self.cas.amend(key, Amendment::Mark(fence, mark)).await? {
             return Ok(false);
         }
-        if let Err(error) = self.cas.store.end_holder(key, &session).await {
+        if let Err(error) = D::end_holder(&mut self.cas.store, key, &session).await {
             // This mark must not stop the hold later.
             let unmark = |document: &mut crate::lock::document::Document, _, _| {
                 document.unmark(fence);
