@@ -176,9 +176,9 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
             }
         },
     );
-    let how = match breaking.await? {
-        BreakOutcome::Over => "given_back",
-        BreakOutcome::Evicted => "evicted",
+    let (how, end) = match breaking.await? {
+        BreakOutcome::Over(end) => ("given_back", end),
+        BreakOutcome::Evicted => ("evicted", None),
         BreakOutcome::Changed => {
             return Ok(out.not_broken(
                 &settings.key,
@@ -214,7 +214,11 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     } else {
         "the lock is free"
     };
-    out.notice(&format!("{}: broken, {rest}", settings.key.escaped()));
+    let what = end.map_or_else(
+        || "broken".to_owned(),
+        |end| format!("it ended by itself meanwhile ({end})"),
+    );
+    out.notice(&format!("{}: {what}, {rest}", settings.key.escaped()));
     Ok(exit::OK)
 }
 

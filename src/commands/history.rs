@@ -94,6 +94,11 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     let now = Now::read();
     let (mut runs, record) = (history::runs(&state, past.past, &now), past.record);
     let hosts: BTreeSet<String> = runs.iter().filter_map(host_of).collect();
+    let none = if runs.is_empty() {
+        history::NONE
+    } else {
+        history::NONE_SUCH
+    };
     runs.retain(|run| settings.choice.matches_run(run, &now));
     let written = if out.is_json() {
         let shown = &runs[..runs.len().min(last.unwrap_or(usize::MAX))];
@@ -106,7 +111,7 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
         ))
     } else if settings.timeline {
         out.data(&timeline::view(
-            &runs,
+            (&runs, none),
             last.unwrap_or(usize::MAX),
             &past.skips,
             &now,
@@ -114,7 +119,7 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
         ))
     } else {
         out.data(&history::view(
-            &runs,
+            (&runs, none),
             last.unwrap_or(USUAL),
             &record,
             &past.skips,
@@ -125,7 +130,7 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     if !past.skips.is_empty() && !settings.timeline {
         out.tip("journalctl -t dlock on a host has each of its skips");
     }
-    if similar::is_blank(&state) && runs.is_empty() && past.skips.is_empty() {
+    if similar::is_blank(&state) && none == history::NONE && past.skips.is_empty() {
         similar::tell_of_unknown(key, &mut *backend, context).await;
     } else if let Some(host) = &settings.choice.host {
         similar::tell_of_unknown_host(host, &hosts, out);

@@ -127,6 +127,8 @@ pub fn text(
         None => Page::new(&command, command.clone(), variables)
             .render(include_str!("man/dlock.md"), &mut out),
         Some(name) => {
+            // As man(1) names the page.
+            let name = name.strip_prefix("dlock-").unwrap_or(name);
             if let Some((name, about, text)) = TOPICS.iter().find(|(topic, ..)| *topic == name) {
                 topic(&command, (name, about), text, variables, &mut out)
             } else if let Some(found) = command

@@ -6,14 +6,16 @@ use super::{
     Clock, Limits,
     ask::{Pause, ask},
     bounded,
+    note::entry,
 };
-use crate::lock::{Amendment, Backend, Break, Fence, Holder, Key, Result};
+use crate::lock::{Amendment, Backend, Break, End, Fence, Holder, Key, Result};
 
 /// How breaking a hold ended.
 #[derive(Debug)]
 pub enum BreakOutcome<S> {
-    /// The hold is over: its holder released it, or its lease ended.
-    Over,
+    /// The hold is over: its holder released it, or its lease ended. With the end that the holder
+    /// wrote, if that was not this break.
+    Over(Option<End>),
     /// The holder did not answer for all of its lease, and was evicted; or the caller asked for an
     /// eviction.
     Evicted,
@@ -42,6 +44,20 @@ pub struct BreakRequest<'a> {
 const LOOK: Duration = Duration::from_millis(200);
 /// How much longer than its lease dlock waits for a hold before the eviction.
 const SLACK: Duration = Duration::from_secs(1);
+
+/// Returns the end of a hold, if it ended by itself: a command may end before its holder sees the
+/// mark.
+async fn ended(
+    backend: &mut dyn Backend,
+    key: &Key,
+    fence: Fence,
+    limits: Limits<'_>,
+) -> Option<End> {
+    entry(backend, key, fence, limits)
+        .await
+        .map(|entry| entry.end)
+        .filter(|end| !matches!(end, End::Broken | End::Expired))
+}
 
 /// Marks the hold that was seen, and waits until it is over. Its holder stops the command, however
 /// long that takes. A holder without a sign of life for a whole lease has nothing running, and is
@@ -122,7 +138,7 @@ pub async fn break_hold<S>(
                 .iter()
                 .find(|holder| holder.fence == Some(fence))
             else {
-                return Ok(BreakOutcome::Over);
+                return Ok(BreakOutcome::Over(ended(backend, key, fence, limits).await));
             };
             on_holder(holder);
             let answered = holder.broken.as_ref().is_some_and(|mark| mark.seen);
@@ -130,7 +146,7 @@ pub async fn break_hold<S>(
                 let done = evict(&mut *backend).await?;
                 // The hold ended by itself meanwhile.
                 return Ok(if matches!(done, BreakOutcome::Changed) {
-                    BreakOutcome::Over
+                    BreakOutcome::Over(None)
                 } else {
                     done
                 });

@@ -24,7 +24,7 @@ pub use budget::Budget;
 pub use clock::{BootClock, Clock, bounded, wall_ms};
 pub use held::Held;
 pub use keep::{Loss, keep};
-pub use note::{may_warn, note, note_skip};
+pub use note::{entry, may_warn, note, note_skip};
 pub use outage::{Outage, Silence};
 pub use together::{Claim, GroupOutcome, acquire_all, in_order, keep_all, undo_all};
 

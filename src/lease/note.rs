@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{BootClock, Limits, ask, wall_ms};
-use crate::lock::{Amendment, Backend, Fence, Key, Metadata, Note};
+use crate::lock::{Amendment, Backend, Fence, HistoryEntry, Key, Metadata, Note};
 
 /// How long a note of a skip may take: nothing depends on the note, and a person may wait for the
 /// prompt.
@@ -23,6 +23,24 @@ pub async fn note(backend: &mut dyn Backend, key: &Key, note: &Note, limits: Lim
         async |backend: &mut dyn Backend| backend.amend(key, change).await,
     )
     .await;
+}
+
+/// Returns what the history knows of the hold with this fence; `None` also if the store doesn't say.
+pub async fn entry(
+    backend: &mut dyn Backend,
+    key: &Key,
+    fence: Fence,
+    limits: Limits<'_>,
+) -> Option<HistoryEntry> {
+    let history = ask(
+        backend,
+        &BootClock,
+        limits,
+        ("history", Some(key)),
+        async |backend: &mut dyn Backend| backend.history(key).await,
+    );
+    let found = history.await.ok()?.past;
+    found.into_iter().find(|entry| entry.fence == Some(fence))
 }
 
 /// Whether this process should warn that the hold with this fence has lasted for `held`. People

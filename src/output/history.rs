@@ -177,9 +177,14 @@ const COLUMNS: [Column; 6] = [
     Column::new("END", 3).cut_by(Cut::Wrap(14)),
 ];
 
-/// Returns the table of runs, followed by the run records that may deny later runs, and the skips.
+/// No run is known.
+pub const NONE: &str = "no runs are remembered\n";
+/// Runs are known, but none that was asked for.
+pub const NONE_SUCH: &str = "no such run is remembered\n";
+
+/// Returns the table of runs, or the text for none, followed by the run records that may deny later runs, and the skips.
 pub fn view(
-    runs: &[RunOf],
+    (runs, none): (&[RunOf], &str),
     last: usize,
     record: &RunRecord,
     skips: &[SkipCount],
@@ -188,7 +193,7 @@ pub fn view(
 ) -> String {
     let mut text = String::new();
     if runs.is_empty() {
-        text.push_str("no runs are remembered\n");
+        text.push_str(none);
     } else {
         let fences = || runs.iter().filter_map(|run| run.fence);
         let rows: Vec<TableRow<6>> = runs
@@ -385,7 +390,7 @@ mod tests {
             reason: "busy".into(),
         };
         let text = view(
-            &some(),
+            (&some(), NONE),
             20,
             &RunRecord::default(),
             &[skips("web2", 4, 86_000), skips("web5", 5, 3839)],
@@ -427,7 +432,7 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
         );
         assert!(
             view(
-                &some(),
+                (&some(), NONE),
                 2,
                 &RunRecord::default(),
                 &[],
@@ -447,7 +452,7 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
             ..run("", 1, 1, Some(End::Expired), None, 7)
         };
         let text = view(
-            &[strange],
+            (&[strange], NONE),
             20,
             &RunRecord::default(),
             &[],
@@ -458,7 +463,7 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
         assert_eq!(line, ["?", "?", "?", "?", "7", "EXPIRED"]);
         assert_eq!(
             view(
-                &[],
+                (&[], NONE),
                 20,
                 &RunRecord::default(),
                 &[],
@@ -497,7 +502,8 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
             }),
             ..RunRecord::default()
         };
-        let shown = |record: &RunRecord| view(&[], 20, record, &[], &now(), TableStyle::default());
+        let shown =
+            |record: &RunRecord| view((&[], NONE), 20, record, &[], &now(), TableStyle::default());
         let text = shown(&record);
         assert!(
             text.contains("kept from all hosts until ")

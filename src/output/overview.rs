@@ -146,7 +146,7 @@ const RUNS: [Column; 6] = [
 /// Returns the table of at most `last` runs of several keys, the latest first.
 pub fn runs(runs: &[(Key, RunOf)], last: usize, now: &Now, style: TableStyle) -> String {
     if runs.is_empty() {
-        return "no such run is remembered\n".into();
+        return super::history::NONE_SUCH.into();
     }
     let row = |(key, run): &(Key, RunOf)| {
         let fence = run

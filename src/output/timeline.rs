@@ -100,7 +100,7 @@ impl Axis {
 
 /// Returns the drawing of the latest runs, the oldest at the left.
 pub fn view(
-    runs: &[RunOf],
+    (runs, none): (&[RunOf], &str),
     last: usize,
     skips: &[SkipCount],
     now: &Now,
@@ -158,7 +158,7 @@ pub fn view(
     let older = bars.len() - shown;
     bars.truncate(shown);
     if bars.is_empty() {
-        return "no runs are remembered\n".into();
+        return none.into();
     }
     let axis = Axis::new(
         bars.iter()
@@ -245,6 +245,7 @@ mod tests {
 
     use super::*;
     use crate::lock::{Fence, Metadata, RunOutcome};
+    use crate::output::history::NONE;
 
     fn now() -> Now {
         Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::UTC)
@@ -282,7 +283,7 @@ mod tests {
             reason: "busy".into(),
         }];
         let text = view(
-            &runs,
+            (&runs, NONE),
             20,
             &skips,
             &now(),
@@ -311,7 +312,7 @@ mod tests {
             "{text}"
         );
         let colored = view(
-            &runs,
+            (&runs, NONE),
             20,
             &skips,
             &now(),
@@ -325,7 +326,7 @@ mod tests {
             "{colored}"
         );
         assert_eq!(
-            view(&[], 20, &[], &now(), TableStyle::default()),
+            view((&[], NONE), 20, &[], &now(), TableStyle::default()),
             "no runs are remembered\n"
         );
     }

@@ -21,6 +21,8 @@ on_every_store!(
     a_stopped_holder_keeps_the_lock_until_its_lease_ends,
     an_acquired_lock_lasts_its_lease_unless_broken_with_now,
     an_interrupted_break_stays_requested,
+    a_run_that_was_evicted_knows_by_whom,
+    a_run_that_ends_before_it_sees_the_mark_is_not_broken,
 );
 
 const WHY: &str = "NFS \"hangs\"";
@@ -179,6 +181,51 @@ fn an_acquired_lock_lasts_its_lease_unless_broken_with_now(store: &dyn Store) {
         .map(|run| run["end"].clone())
         .collect();
     assert_eq!(ends, ["broken", "broken"], "{report}");
+}
+
+/// The run finds only that it has the lock no more, and notes its loss: the operator and the reason
+/// stay.
+fn a_run_that_was_evicted_knows_by_whom(store: &dyn Store) {
+    let world = World::new(store.url());
+    let run = world.start(&["--ttl", "6s"], "echo busy; exec sleep 60");
+    must("the lock is held", LIMIT, || !world.is_free());
+    let evicted = breaking(store, &world, &["--now"]);
+    if evicted.code() == 64 {
+        assert!(store.url().starts_with("sqlite:"), "{}", evicted.stderr);
+        run.signal(Signal::TERM);
+        run.wait(LIMIT);
+        return;
+    }
+    assert_eq!(evicted.code(), 0, "{}", evicted.stderr);
+    let run = run.wait(LIMIT);
+    assert_eq!(run.code(), 76, "{}", run.stderr);
+    let report = history(store, &world);
+    let last = &report["runs"][0];
+    assert_eq!(last["end"], "broken", "{report}");
+    let reason = last["reason"].as_str().expect("a reason");
+    assert!(reason.contains(WHY) && reason.contains('@'), "{report}");
+}
+
+fn a_run_that_ends_before_it_sees_the_mark_is_not_broken(store: &dyn Store) {
+    let world = World::new(store.url());
+    let run = world.start(&["--ttl", "90s"], "sleep 2; exit 3");
+    must("the lock is held", LIMIT, || !world.is_free());
+    let asked = breaking(store, &world, &[]);
+    assert_eq!(asked.code(), 0, "{}", asked.stderr);
+    let run = run.wait(LIMIT);
+    let told = if run.code() == 3 {
+        "it ended by itself meanwhile (exit 3), the lock is free"
+    } else {
+        // The store tells the holder at once.
+        assert_eq!(run.code(), 76, "{}", run.stderr);
+        "broken, the lock is free"
+    };
+    assert!(
+        asked.stderr.contains(told),
+        "{} {}",
+        asked.stderr,
+        run.stderr
+    );
 }
 
 fn an_interrupted_break_stays_requested(store: &dyn Store) {

@@ -215,7 +215,7 @@ async fn break_one(
     )
     .await?;
     Ok(match broken {
-        BreakOutcome::Over => "given_back",
+        BreakOutcome::Over(_) => "given_back",
         BreakOutcome::Evicted => "evicted",
         BreakOutcome::Changed | BreakOutcome::Stopped(()) => "changed",
     })

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     exit,
-    lease::{BootClock, Clock as _, Limits, Released, note, release, wall_ms},
+    lease::{BootClock, Clock as _, Limits, Released, entry, note, release, wall_ms},
     lock::{
         BootTime, End, HistoryEntry, Metadata, Note, ReleaseInfo, RunOutcome, RunState, Scope,
         whole_ms,
@@ -184,11 +184,22 @@ impl Job<'_> {
             .filter(|hold| hold.standing != Ownership::Released);
         let answer = ended.plus(AFTERWARDS).since(BootClock.now()).max(LAST_TRY);
         join_all(untold.map(async |JobLock { backend, lease, .. }| {
-            let entry = Note::Lost(HistoryEntry {
-                fence: Some(lease.fence),
+            let (limits, key, fence) = (Limits::of(answer / 2), &lease.key, lease.fence);
+            let mut lost = HistoryEntry {
+                fence: Some(fence),
                 ..lost.clone()
-            });
-            note(&mut **backend, &lease.key, &entry, Limits::of(answer)).await;
+            };
+            // Who broke it, and why, is more than this process knows of the loss.
+            let known = entry(&mut **backend, key, fence, limits).await;
+            if let Some(broken) = known.filter(|known| known.end == End::Broken) {
+                let output = lost.outcome.take().and_then(|lost| lost.output);
+                lost.end = End::Broken;
+                lost.outcome = Some(RunOutcome {
+                    output,
+                    ..broken.outcome.unwrap_or_default()
+                });
+            }
+            note(&mut **backend, key, &Note::Lost(lost), limits).await;
         }))
         .await;
     }

@@ -1,7 +1,7 @@
 //! Breaking a hold: its holder has a whole lease to answer.
 
 use super::*;
-use crate::lock::{Break, Fence};
+use crate::lock::{Break, End, Fence};
 
 fn mark() -> Break {
     Break {
@@ -75,7 +75,10 @@ async fn a_holder_that_stops_its_command_has_all_the_time_it_needs() {
             .unwrap();
     };
     let (outcome, ()) = tokio::join!(broken(&world, lease.fence, false), stopping);
-    assert!(matches!(outcome, BreakOutcome::Over), "{outcome:?}");
+    assert!(
+        matches!(outcome, BreakOutcome::Over(Some(End::Released))),
+        "{outcome:?}"
+    );
     assert!(world.clock.now().since(before) >= secs(100));
 }
 
