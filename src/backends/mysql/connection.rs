@@ -17,8 +17,8 @@ use super::{
     checks::{self, START, ServerCheck},
     failure::{self, ServerError},
     options::MysqlOptions,
+    reading::Noted,
     relay::MysqlRelay,
-    table::Noted,
 };
 use crate::{
     backends::{

@@ -10,7 +10,8 @@ use super::{
     chain::{LastAnswer, await_wake_up, predecessors},
     connection::SessionId,
     options::MysqlOptions,
-    table::{MysqlLockTable, Noted},
+    reading::Noted,
+    table::MysqlLockTable,
 };
 use crate::{
     backends::{

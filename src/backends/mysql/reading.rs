@@ -1,4 +1,4 @@
-//! The columns of a lock's row.
+//! The columns of a lock's row, and what a session keeps of it.
 
 use crate::{
     backends::sql::{Fields, LockRow, SqlMode},
@@ -34,4 +34,17 @@ pub(super) fn lock_row(fields: &mut Fields<'_>, client_mode: SqlMode) -> Result<
         waited: fields.flag()?,
         starts: fields.run_record()?,
     })
+}
+
+/// Results of the last step over a session besides its answer.
+#[derive(Default)]
+pub(super) struct Noted {
+    /// The row as the last step saw it, so that the next step need not read it.
+    pub seen: Option<LockRow>,
+    /// The position in the queue.
+    pub position: Option<u32>,
+    /// The wake-up counter of the row that was read or written last.
+    pub wake_ups: i64,
+    /// The document of that row.
+    pub document: Option<String>,
 }

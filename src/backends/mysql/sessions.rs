@@ -26,7 +26,7 @@ use crate::{
         cas::Outside,
         sql::{
             self, Asked, Client, Holders, Server, Session as _, SessionDatabase, SessionLocks,
-            SessionStore, SqlMode, foreign_holder, row::Write,
+            SqlMode, foreign_holder, row::Write,
         },
     },
     lock::{
@@ -157,21 +157,20 @@ impl SessionDatabase for Mysql {
         holders(client, table.session, key, document).await
     }
 
-    async fn end_holder(store: &mut SessionStore<Self>, _: &Key, session: &str) -> Result<()> {
-        let ended = store
-            .ask(async |_, table| {
-                let Some(number) = table.session.served_by()?.number(session) else {
-                    return Ok(true);
-                };
-                match table.session.kill(number).await? {
-                    Some(denial) if denial.number != failure::NO_SESSION => {
-                        Err(failure::refused(&denial, false))
-                    }
-                    _ => table.session.outlast(number).await,
-                }
-            })
-            .await?;
-        if ended {
+    async fn end_holder(
+        _: &Client<Self>,
+        table: &mut Self::Table<'_>,
+        _: &Key,
+        session: &str,
+    ) -> Result<()> {
+        let Some(number) = table.session.served_by()?.number(session) else {
+            return Ok(());
+        };
+        let denial = table.session.kill(number).await?;
+        if let Some(denial) = denial.filter(|denial| denial.number != failure::NO_SESSION) {
+            return Err(failure::refused(&denial, false));
+        }
+        if table.session.outlast(number).await? {
             return Ok(());
         }
         Err(Error::new(

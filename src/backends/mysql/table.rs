@@ -9,7 +9,7 @@ use super::{
     connection::{Answer, Answers, Connection},
     failure, history,
     names::Tables,
-    reading::{RECORD, lock_row},
+    reading::{Noted, RECORD, lock_row},
     starts::{self, Granting},
     statement::{Value, literal},
 };
@@ -43,19 +43,6 @@ pub(in crate::backends) enum GivesBack {
     Row,
     /// A `GET_LOCK`: its name, as SQL.
     Lock(String),
-}
-
-/// Results of the last step over a session besides its answer.
-#[derive(Default)]
-pub(super) struct Noted {
-    /// The row as the last step saw it, so that the next step need not read it.
-    seen: Option<LockRow>,
-    /// The position in the queue.
-    pub position: Option<u32>,
-    /// The wake-up counter of the row that was read or written last.
-    pub wake_ups: i64,
-    /// The document of that row.
-    pub document: Option<String>,
 }
 
 impl<'a> MysqlLockTable<'a> {

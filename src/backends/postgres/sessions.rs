@@ -18,9 +18,7 @@ use super::{
 use crate::{
     backends::{
         cas::Outside,
-        sql::{
-            self, Client, Holders, Server, SessionDatabase, SessionLocks, SessionStore, row::Write,
-        },
+        sql::{self, Client, Holders, Server, SessionDatabase, SessionLocks, row::Write},
     },
     lock::{
         Capabilities, Error, Key, Kind, Mode, Request, Result, Ttl,
@@ -141,9 +139,14 @@ impl SessionDatabase for Postgres {
         HolderSession::read(&rows)
     }
 
-    async fn end_holder(store: &mut SessionStore<Self>, key: &Key, session: &str) -> Result<()> {
+    async fn end_holder(
+        client: &Client<Self>,
+        table: &mut Self::Table<'_>,
+        key: &Key,
+        session: &str,
+    ) -> Result<()> {
         let known = Document::default();
-        let (server, holders) = store.holders(key, &known).await?;
+        let (server, holders) = Self::holders(client, table, key, &known).await?;
         let Some(pid) = server.number(session) else {
             return Ok(());
         };
@@ -153,11 +156,9 @@ impl SessionDatabase for Postgres {
         };
         if let Some(began) = &holders[at].began {
             let still = format!("backend_start = '{began}'");
-            store
-                .ask(async |_, table| table.session.end_process(pid, &still).await)
-                .await?;
+            table.session.end_process(pid, &still).await?;
         }
-        let (_, holders) = store.holders(key, &known).await?;
+        let (_, holders) = Self::holders(client, table, key, &known).await?;
         if has(&holders).is_none() {
             return Ok(());
         }

@@ -47,6 +47,7 @@ mod options;
 mod record;
 pub(super) mod rights;
 pub mod row;
+mod session_database;
 mod session_lock;
 mod session_store;
 mod sessions;
@@ -61,8 +62,8 @@ pub(super) use self::{
     fields::{Fields, Row, fence_int, foreign_holder, json},
     loopback::Loopback,
     options::{PARAMETERS, layout, sql_mode},
+    session_database::{Asked, Holders, SessionDatabase},
     session_lock::SessionLock,
-    session_store::{Asked, Holders, SessionDatabase, SessionStore},
     sessions::{SessionLocks, patience, pause},
     sharing::{SHEDLOCK, sharing},
     table::LockTable,

@@ -56,7 +56,8 @@ use super::{
     NEAR, SqlMode,
     client::{Client, HasClient, Session},
     looks_at_the_end,
-    session_store::{LockOf, SessionDatabase, SessionStore},
+    session_database::{LockOf, SessionDatabase},
+    session_store::SessionStore,
 };
 use crate::{
     backends::cas::{CasBackend, ReadFor, Store as _},
@@ -193,7 +194,9 @@ impl<D: SessionDatabase> SessionLocks<D> {
         let lock = if let Some(lock) = known {
             lock
         } else {
-            let mut lock = store.open_lock(request, side.as_mut()).await?;
+            let (client, checked) = (&mut store.client, store.checked);
+            let mut lock = D::open_lock(client, request, side.as_mut(), checked).await?;
+            store.checked = true;
             store.client.end_abandoned_over(&mut lock.session).await?;
             lock
         };

@@ -8,7 +8,7 @@ use super::{SessionLocks, within};
 use crate::{
     backends::{
         cas::{ReadFor, Store as _},
-        sql::{HasClient as _, Session as _, SqlMode, session_store::SessionDatabase},
+        sql::{HasClient as _, Session as _, SqlMode, session_database::SessionDatabase},
     },
     lock::{
         Amendment, Backend as _, Error, Intent, Key, Kind, ReleaseInfo, Renewal, Result, RunState,
@@ -197,7 +197,11 @@ impl<D: SessionDatabase> SessionLocks<D> {
         if !self.cas.amend(key, Amendment::Mark(fence, mark)).await? {
             return Ok(false);
         }
-        if let Err(error) = D::end_holder(&mut self.cas.store, key, &session).await {
+        let ended = self
+            .cas
+            .store
+            .ask(async |client, table| D::end_holder(client, table, key, &session).await);
+        if let Err(error) = ended.await {
             // This mark must not stop the hold later.
             let unmark = |document: &mut crate::lock::document::Document, _, _| {
                 document.unmark(fence);
