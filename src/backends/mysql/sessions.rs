@@ -20,7 +20,7 @@ use super::{
     names::{advisory, advisory_name},
     options::MysqlOptions,
     readers::own_presence,
-    session_holders::holders,
+    session_holders::{held, holders},
     session_lock::{MysqlLock, MysqlSessionPart},
     table::{MysqlLockTable, Noted},
 };
@@ -372,7 +372,7 @@ impl Store for MysqlSessions {
     ) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
         let start = self.client.names.starting_with(start);
         let names = self
-            .ask(async |_, table| table.held(&start, progress).await)
+            .ask(async |client, table| held(client, table.session, &start, progress).await)
             .await?;
         let mut found = Vec::new();
         for name in names {

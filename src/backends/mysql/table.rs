@@ -179,17 +179,6 @@ impl<'a> MysqlLockTable<'a> {
             .collect()
     }
 
-    /// Returns the names with this start of the locks that sessions may have, in order.
-    pub(super) async fn held(&mut self, start: &str, progress: &Progress) -> Result<Vec<String>> {
-        let held = "SELECT name FROM :table WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND mode <=> :mode \
-            AND document LIKE '%\"s\":[%' ORDER BY name;";
-        let held = self.tables.fill(held, &[("start", Value::Bytes(start))]);
-        rows(&self.session.ask_long(&held, progress).await?, 0)?
-            .iter()
-            .map(|row| Fields::of(row).text())
-            .collect()
-    }
-
     /// Returns a lock's row, and its plain waiters.
     pub(super) async fn look(&mut self, name: &str) -> Result<(Option<LockRow>, Vec<Plain>)> {
         let values = [("start", Value::Bytes(name)), ("whole", Value::Int(1))];

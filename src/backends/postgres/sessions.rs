@@ -12,7 +12,7 @@ use super::{
     connection::PostgresSession,
     history,
     options::PostgresOptions,
-    session_holders::{HolderSession, holders_sql},
+    session_holders::{HolderSession, holders_sql, is_locked},
     session_lock::{PostgresLock, PostgresSessionPart},
     sharing::advisory_name,
     statement::Value,
@@ -380,8 +380,9 @@ impl Store for PostgresSessions {
         progress: &Progress,
     ) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
         let start = self.client.names.starting_with(start);
+        let locked = is_locked(&self.client);
         let names = self
-            .look(async |table| table.held(&start, progress).await)
+            .look(async |table| table.held(&start, &locked, progress).await)
             .await?;
         let mut found = Vec::new();
         for name in names {
@@ -400,10 +401,8 @@ impl Store for PostgresSessions {
         let names = self
             .look(async |table| table.known(&start, which, progress).await)
             .await?;
-        Ok(names
-            .iter()
-            .filter_map(|name| self.client.names.key(name))
-            .collect())
+        let keys = names.iter().map(|name| self.client.names.key(name));
+        Ok(keys.flatten().collect())
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {

@@ -104,13 +104,21 @@ impl<'a> PostgresLockTable<'a> {
         rows.iter().map(|row| Fields::of(row).text()).collect()
     }
 
-    /// Returns the names with this start of the locks that sessions may have, in order.
-    pub(super) async fn held(&mut self, start: &str, progress: &Progress) -> Result<Vec<String>> {
-        let sql = "SELECT l.name FROM {table} AS l WHERE left(l.name, length($1)) = $1 AND l.mode IS NOT DISTINCT FROM {mode}
-             AND NOT {unheld} ORDER BY l.name COLLATE \"C\"";
+    /// Returns the names with this start of the locks that sessions may have, in order: by their
+    /// documents, or by the server's locks, as this SQL asks.
+    pub(super) async fn held(
+        &mut self,
+        start: &str,
+        is_locked: &str,
+        progress: &Progress,
+    ) -> Result<Vec<String>> {
+        let sql = format!(
+            "SELECT l.name FROM {{table}} AS l WHERE left(l.name, length($1)) = $1 AND l.mode IS NOT DISTINCT FROM {{mode}}
+             AND (NOT {{unheld}} OR {is_locked}) ORDER BY l.name COLLATE \"C\""
+        );
         let rows = self
             .session
-            .query_long(&self.tables.fill(sql), &[Value::Text(start)], progress)
+            .query_long(&self.tables.fill(&sql), &[Value::Text(start)], progress)
             .await?;
         rows.iter().map(|row| Fields::of(row).text()).collect()
     }
