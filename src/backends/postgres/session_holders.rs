@@ -33,16 +33,14 @@ fn advisory_key(client: &Client<Postgres>, name: &str) -> (u8, String) {
 /// Returns whether a session has the lock of the row `l` of the table, known to dlock or not, as
 /// SQL. The server's locks are read once, not for each row.
 pub(super) fn is_locked(client: &Client<Postgres>) -> String {
-    match client.mode() {
-        SqlMode::Row => include_str!("sql/locked_rows.sql").into(),
-        _ => {
-            let (space, key) = advisory_key(client, "l.name");
-            format!(
-                "({space}, {key}) IN (SELECT {SPACE_AND_KEY} FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.granted
-                   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
-            )
-        }
+    if client.mode() == SqlMode::Row {
+        return include_str!("sql/locked_rows.sql").into();
     }
+    let (space, key) = advisory_key(client, "l.name");
+    format!(
+        "({space}, {key}) IN (SELECT {SPACE_AND_KEY} FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.granted
+           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+    )
 }
 
 /// Returns the statement for the server and the sessions that have a lock, which [`HolderSession::read`] reads;
