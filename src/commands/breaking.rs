@@ -263,13 +263,16 @@ fn unrecorded(holder: &Holder, state: &LockState, context: &Context) -> Error {
     let who = described(holder);
     if holder.foreign {
         let without_lease = context.target.store.info().without_lease;
-        let hint = holder.expires_in.map_or_else(
-            || without_lease.replace("{name}", &shell(&state.stored_as)),
-            |left| {
+        let hint = match (&holder.removal, holder.expires_in) {
+            (Some(removal), _) => {
+                format!("{removal} frees it, once the program that took it is dead")
+            }
+            (None, Some(left)) => {
                 let left = age(left);
                 format!("the program that took it must release it, or its lease ends in {left}")
-            },
-        );
+            }
+            (None, None) => without_lease.replace("{name}", &shell(&state.stored_as)),
+        };
         let text = format!("{who} has it, and does not listen to dlock");
         return Error::new(Kind::Unsupported, text).hint(hint);
     }

@@ -67,7 +67,9 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
         ))
     };
     if let ([holder], true) = (&*lock.state.holders, written.is_ok())
-        && let Some(fence) = holder.fence.filter(|_| holder.broken.is_none())
+        && let Some(fence) = holder
+            .fence
+            .filter(|_| holder.broken.is_none() && !holder.foreign)
     {
         let (key, fence) = (shell(&settings.key), fence_of(fence, std::iter::empty()));
         let fence = fence.trim_start_matches('…');

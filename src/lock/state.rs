@@ -57,7 +57,8 @@ impl Metadata {
     }
 }
 
-/// One hold of a lock. Lengths of time are by the store's clock; unknown is `None`, never invented.
+/// One hold of a lock. Lengths of time are by the store's clock, or on etcd by the hosts'; unknown is
+/// `None`, never invented.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The mode of the hold.
@@ -79,10 +80,32 @@ pub struct Holder {
     /// When the lease ends unless it is extended; `None` if it never does or the store doesn't
     /// tell.
     pub expires_in: Option<Duration>,
+    /// The command that frees another program's lock which never ends by itself.
+    pub removal: Option<String>,
     /// How many holds the owner has: 1, and one more for each nested `dlock run`.
     pub holds: u32,
     /// The mark of a break: the operator, and whether the holder has seen the mark.
     pub broken: Option<Break>,
+}
+
+impl Holder {
+    /// Returns a hold of which nothing else is known.
+    pub const fn unknown(mode: Mode) -> Self {
+        Self {
+            mode,
+            permit: None,
+            metadata: None,
+            fence: None,
+            foreign: false,
+            detached: false,
+            held_for: None,
+            renewed_ago: None,
+            expires_in: None,
+            removal: None,
+            holds: 1,
+            broken: None,
+        }
+    }
 }
 
 /// A waiter.

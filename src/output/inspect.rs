@@ -192,10 +192,15 @@ fn lease(holder: &Holder) -> String {
     let renewed = holder
         .renewed_ago
         .map(|ago| format!("renewed {} ago", age(ago)));
-    let expires = holder.expires_in.map_or_else(
-        || "its end is not known".into(),
-        |left| format!("expires in {}", age(left)),
-    );
+    let expires = match (&holder.removal, holder.expires_in) {
+        (Some(removal), _) => {
+            format!(
+                "never ends by itself: {removal} frees it, once the program that took it is dead"
+            )
+        }
+        (None, Some(left)) => format!("expires in {}", age(left)),
+        (None, None) => "its end is not known".into(),
+    };
     let facts = [renewed, Some(expires)]
         .into_iter()
         .flatten()
@@ -294,6 +299,7 @@ mod tests {
                 held_for: secs(3840),
                 renewed_ago: secs(3),
                 expires_in: secs(57),
+                removal: None,
                 holds: 1,
                 broken: None,
             }],
@@ -488,6 +494,12 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
         assert!(
             text.ends_with("           another process\n           and 2 more\n")
                 && !text.contains("1. "),
+            "{text}"
+        );
+        lock.holders[0].removal = Some("etcdctl del 'x'".into());
+        let text = shown(&lock);
+        assert!(
+            text.contains("lease    never ends by itself: etcdctl del 'x' frees it"),
             "{text}"
         );
     }

@@ -109,10 +109,12 @@ fn row(lock: &LockView, now: &Now) -> TableRow<7> {
         None => "?".into(),
     };
     let late = state.holders.iter().any(inspect::is_late);
-    let expires = first
-        .and_then(|holder| holder.expires_in)
-        .map_or_else(unknown, age)
-        + if late { " LATE" } else { "" };
+    let expires = first.map_or_else(unknown, |holder| {
+        match (&holder.removal, holder.expires_in) {
+            (Some(_), _) => "never".into(),
+            (None, left) => left.map_or_else(unknown, age),
+        }
+    }) + if late { " LATE" } else { "" };
     let others = || state.holders.iter().filter_map(|holder| holder.fence);
     let cells = [
         key + &share,
@@ -168,6 +170,7 @@ mod tests {
                 held_for: Some(Duration::from_secs(held)),
                 renewed_ago: None,
                 expires_in: Some(Duration::from_secs(left)),
+                removal: None,
                 holds: 1,
                 broken: None,
             }],

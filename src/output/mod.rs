@@ -51,7 +51,7 @@ pub use skip::{Cause, Skip};
 pub use status_file::StatusFile;
 pub use stderr::{drain, print_in_background};
 pub use syslog::{Syslog, SyslogPolicy};
-pub use time::{Now, age};
+pub use time::{Now, age, waited};
 pub use verdict::{CommandEnd, ReleaseResult, RunResult, Verdict};
 pub use waiting::Waiting;
 

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use super::{age, holders};
+use super::{age, holders, waited};
 use crate::lock::{Busy, Denial, Key, Mode, Rule, RunState};
 
 /// The last word of `outcome` for a command that can't wait.
@@ -107,7 +107,7 @@ impl Skip<'_> {
         } else {
             format!(
                 "{text}, after a wait of {}: {}",
-                age(self.waited),
+                waited(self.waited),
                 self.outcome
             )
         }
@@ -172,6 +172,7 @@ mod tests {
             held_for: Some(Duration::from_secs(3)),
             renewed_ago: None,
             expires_in: None,
+            removal: None,
             holds: 1,
             broken: None,
         }

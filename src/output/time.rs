@@ -132,6 +132,15 @@ pub fn age(length: Duration) -> String {
     text
 }
 
+/// Returns the length of a wait: as [`age`], but in ms below a second.
+pub fn waited(length: Duration) -> String {
+    if length.as_secs() == 0 {
+        crate::lock::length(length)
+    } else {
+        age(length)
+    }
+}
+
 /// Returns a duration in whole milliseconds.
 pub fn millis(length: Duration) -> u64 {
     u64::try_from(length.as_millis()).unwrap_or(u64::MAX)
@@ -143,6 +152,8 @@ mod tests {
 
     #[test]
     fn ages_have_two_units() {
+        assert_eq!(waited(Duration::from_millis(999)), "999ms");
+        assert_eq!(waited(Duration::from_millis(1999)), "1s");
         for (seconds, text) in [
             (0, "0s"),
             (48, "48s"),

@@ -321,6 +321,7 @@ mod tests {
             held_for: None,
             renewed_ago: None,
             expires_in: None,
+            removal: None,
             holds: 1,
             broken: None,
         }

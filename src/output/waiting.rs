@@ -9,10 +9,10 @@ use std::{
     time::Duration,
 };
 
-use super::{Output, age, holders, stderr, window};
+use super::{Output, holders, stderr, waited, window};
 use crate::{
     lease::{Clock, Outage, Silence, WaitPolicy},
-    lock::{BootTime, Busy, Key, printable},
+    lock::{BootTime, Busy, Key, length, printable},
 };
 
 /// How long a store may be silent before the line shows that.
@@ -125,12 +125,14 @@ impl<'a> Waiting<'a> {
                     .map(|held| held.saturating_add(now.since(*at)));
             }
             let most = match (self.shown.get(), self.policy) {
-                (Shown::Due, WaitPolicy::For(most)) => Some(format!("up to {}", age(most))),
+                (Shown::Due, WaitPolicy::For(most)) => Some(format!("up to {}", length(most))),
                 (Shown::Due, _) => None,
-                (_, WaitPolicy::For(most)) => {
-                    Some(format!("{} of {}", age(now.since(self.began)), age(most)))
-                }
-                _ => Some(age(now.since(self.began))),
+                (_, WaitPolicy::For(most)) => Some(format!(
+                    "{} of {}",
+                    waited(now.since(self.began)),
+                    length(most)
+                )),
+                _ => Some(waited(now.since(self.began))),
             };
             self.print(&line(key, &busy, most));
         } else {
@@ -174,7 +176,7 @@ fn no_answer(outage: &Outage, now: BootTime) -> String {
     let why = outage.why.as_deref().unwrap_or("no answer yet");
     let more = outage.until.map_or_else(
         || "trying on".into(),
-        |until| format!("trying for {} more", age(until.since(now))),
+        |until| format!("trying for {} more", waited(until.since(now))),
     );
     format!("dlock: {}: {why}; {more}", outage.url)
 }
@@ -230,6 +232,7 @@ mod tests {
             held_for: Some(Duration::from_secs(252)),
             renewed_ago: None,
             expires_in: None,
+            removal: None,
             holds: 1,
             broken: None,
         };

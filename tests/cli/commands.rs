@@ -62,10 +62,10 @@ fn a_lock_is_acquired_renewed_and_released() {
 /// Whether a word is an age: `4m`, or `59s,`.
 fn is_age(word: &str) -> bool {
     let word = word.trim_end_matches([',', ':']);
-    let digits = word.trim_end_matches(['s', 'm', 'h', 'd']);
-    word.len() == digits.len() + 1
-        && !digits.is_empty()
-        && digits.bytes().all(|b| b.is_ascii_digit())
+    let digits = word
+        .trim_end_matches("ms")
+        .trim_end_matches(['s', 'm', 'h', 'd']);
+    digits.len() < word.len() && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
 /// Replaces everything that differs between runs.
@@ -364,15 +364,15 @@ fn a_wait_without_a_terminal_is_told_at_its_start_and_end() {
         String::from_utf8(output.stderr).unwrap()
     };
     let (start, end) = ("dlock: waiting for k: ", ", after a wait of ");
-    for (command, outcome) in [
-        ("run -k k -w 1s -- true", ": not run\n"),
-        ("acquire k --ttl 9 -w 1s", ": not taken\n"),
-        ("hold k --until-signal -w 1s", ": not taken\n"),
+    for (command, limit, outcome) in [
+        ("run -k k -w 500ms -- true", "500ms", ": not run\n"),
+        ("acquire k --ttl 9 -w 1500ms", "1s 500ms", ": not taken\n"),
+        ("hold k --until-signal -w 1s", "1s", ": not taken\n"),
     ] {
         let text = said(command);
         let lines: Vec<&str> = text.split_inclusive('\n').collect();
         assert!(
-            lines[0].starts_with(start) && lines[0].ends_with("; up to 1s\n"),
+            lines[0].starts_with(start) && lines[0].ends_with(&format!("; up to {limit}\n")),
             "{text}"
         );
         assert!(

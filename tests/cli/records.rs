@@ -23,7 +23,10 @@ fn redacted(text: &str) -> String {
             let age = !line.starts_with('$')
                 && bare.len() > 1
                 && bare.ends_with(['s', 'm'])
-                && bare[..bare.len() - 1].bytes().all(|b| b.is_ascii_digit());
+                && bare
+                    .trim_end_matches(['s', 'm'])
+                    .bytes()
+                    .all(|b| b.is_ascii_digit());
             let known = if number {
                 "[FENCE]"
             } else if is_time(bare) {

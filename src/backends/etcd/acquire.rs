@@ -202,7 +202,7 @@ impl AcquireAttempt<'_> {
             puts(ops::when(
                 free,
                 held(&empty),
-                vec![record(HoldRecord::waiting(request.mode))],
+                vec![record(HoldRecord::of_waiter(request))],
             ))
         } else {
             compare.extend(free);

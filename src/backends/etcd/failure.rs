@@ -213,10 +213,15 @@ pub(super) fn unreadable_value(name: &[u8]) -> Error {
     ))
 }
 
+/// Returns the command that removes a key.
+pub(super) fn removal(name: &str) -> String {
+    format!("etcdctl del '{}'", one_line(name).replace('\'', r"'\''"))
+}
+
 /// Returns the error for a key that looks like a hold and never expires.
 pub(super) fn never_expires(name: &str) -> Error {
     Error::new(Kind::Data, format!("the key {} stands where a lock's holder would, and has no lease that ends it", one_line(name)))
-        .hint("another program or a person put it there; take another key or --namespace, or delete it with etcdctl del")
+        .hint(format!("another program or a person put it there: once that program is dead, {} frees the lock; or take another key or --namespace", removal(name)))
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     client::{EtcdClient, EtcdResult},
-    failure::Trouble,
+    clock,
+    failure::{self, Trouble},
     names::{self, EtcdNames},
     ops,
     queue::{LockAtRevision, mode_of},
@@ -53,10 +54,11 @@ pub(super) async fn list(
         let found = str::from_utf8(&kv.key)
             .ok()
             .and_then(|name| names::key_of(&namespace, name));
-        // A key without a lease is no hold. In an empty namespace it may be anything.
+        // In an empty namespace, a key without a lease may be anything.
+        let may_hold = kv.lease != 0 || !namespace.as_str().is_empty();
         keys.extend(
             found
-                .filter(|(_, rest)| kv.lease != 0 && mode_of(rest).is_some())
+                .filter(|(_, rest)| may_hold && mode_of(rest).is_some())
                 .map(|(key, _)| key),
         );
     }
@@ -107,7 +109,9 @@ pub(super) async fn known(
 /// Returns the holders at these positions. With `ends`, adds the rest of their leases, with one
 /// request for each.
 ///
-/// etcd has no clock for the time of a grant, and counts leases in whole seconds.
+/// etcd has no clock: the time of a grant is the holder's host's, compared with this host's. A hold
+/// that would be younger than its last renewal shows that the two differ: its age is unknown. etcd
+/// counts leases in whole seconds.
 pub(super) async fn read_holders(
     client: &mut EtcdClient,
     look: &LockAtRevision,
@@ -130,12 +134,17 @@ pub(super) async fn read_holders(
             Remaining::Unknown => (None, None),
         };
         let record = look.record_of(one).map(|record| &record.hold_record);
+        let held_for = record
+            .and_then(|record| clock::since(record.since_ms?))
+            .filter(|held| renewed_ago.is_none_or(|ago| ago <= *held));
         found.push(Holder {
             permit: look.number_of(at).map(|number| number.number),
             foreign: one.value.is_some() && info.is_none(),
             fence: Some(one.fence()),
+            held_for,
             renewed_ago,
             expires_in,
+            removal: (one.lease == 0).then(|| failure::removal(&one.name)),
             holds: look.holds_of(one.lease),
             ..ContenderInfo::holder(info.as_ref(), record, look.queue.all()[at].mode)
         });
@@ -146,10 +155,12 @@ pub(super) async fn read_holders(
 /// Returns the waiters, by the data that they wrote.
 fn waiters(look: &LockAtRevision) -> Result<Vec<Waiter>> {
     let waiter = |at: usize| -> Result<Waiter> {
+        let one = &look.contenders[at];
+        let record = look.record_of(one);
         Ok(Waiter {
-            metadata: look.contenders[at].info()?.and_then(|info| info.metadata),
+            metadata: one.info()?.and_then(|info| info.metadata),
             mode: Some(look.queue.all()[at].mode),
-            waiting_for: None,
+            waiting_for: record.and_then(|record| clock::since(record.hold_record.since_ms?)),
             in_order: true,
         })
     };

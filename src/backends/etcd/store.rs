@@ -24,7 +24,7 @@ pub const STORE: StoreInfo = StoreInfo {
     capabilities: &[("etcd", &CAPABILITIES)],
     layout: || LAYOUT.to_owned(),
     libraries: &[("etcd", &sharing::LIBRARIES)],
-    without_lease: "it lasts as long as that program's lease; a key without a lease lasts until etcdctl del, and etcdctl get --prefix {name}/ shows it",
+    without_lease: "it lasts as long as that program's lease",
     checks: &[("etcd", &[examine::CHECKS])],
     configure: |address| Ok(Arc::new(options(&address)?)),
 };

@@ -230,7 +230,7 @@ impl Variables {
         // The session's value is the account's limit, or else that of all accounts.
         let batch = format!(
             "SHOW GLOBAL VARIABLES WHERE Variable_name IN ({variables}); SHOW GLOBAL STATUS WHERE Variable_name IN ({counters}); \
-             SELECT 'max_user_connections', @@session.max_user_connections;"
+             SELECT 'max_user_connections', @@session.max_user_connections UNION SELECT 'account', CURRENT_USER();"
         );
         let answers = session.ask(&batch).await?;
         let mut read = Vec::new();
@@ -340,6 +340,8 @@ async fn replicas(session: &mut Connection) -> Result<Option<usize>> {
 
 fn replication(read: &Variables) -> Finding {
     const ID: &str = "replication";
+    let account = read.text("account").unwrap_or_default();
+    let (user, host) = account.rsplit_once('@').unwrap_or((account, "%"));
     if read
         .text("log_bin")
         .is_some_and(|on| on == "OFF" || on == "0")
@@ -382,7 +384,7 @@ fn replication(read: &Variables) -> Finding {
             "replicas",
             "the server doesn't tell this user how many are connected",
         )
-        .fix(format!("GRANT {REPLICAS} to the user of dlock doctor")),
+        .fix(format!("GRANT {REPLICAS} TO '{user}'@'{host}'")),
     }
 }
 
@@ -414,4 +416,16 @@ async fn layout(session: &mut Connection, tables: &Tables) -> Finding {
     let table = tables.table();
     rights::unusable_tables(schema::is_complete(session, tables).await, table)
         .unwrap_or_else(|| rights::usable_tables(table))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fix_names_the_account_that_lacks_the_right() {
+        let read = Variables(vec![("account".into(), "ana@h@10.0.0.%".into())]);
+        let fix = replication(&read).fix;
+        assert_eq!(fix, Some(format!("GRANT {REPLICAS} TO 'ana@h'@'10.0.0.%'")));
+    }
 }

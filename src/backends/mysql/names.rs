@@ -156,6 +156,28 @@ pub(super) fn advisory_name(options: &MysqlOptions, key: &Key, name: &str) -> St
     format!("{HASHED}{}", &digits[..LONGEST - HASHED.len()])
 }
 
+/// Returns whether a session has the lock of a row of the table, known to dlock or not, as SQL, with
+/// the rules of [`advisory`]. False with other modes: asking for a row's lock would take it.
+pub(super) fn is_locked(options: &MysqlOptions) -> String {
+    if options.sql.mode != SqlMode::Advisory {
+        return "FALSE".into();
+    }
+    let name = "CONVERT(name USING utf8mb4) COLLATE utf8mb4_bin";
+    let full = if options.raw_names {
+        let before = sql::Names::new(&options.sql.namespace).starting_with("");
+        format!("SUBSTRING({name}, {})", before.chars().count() + 1)
+    } else {
+        let home = literal(Value::Text(&format!("{}/", home(&options.sql))));
+        format!("CONCAT({home}, {name})")
+    };
+    format!(
+        "IS_USED_LOCK(IF(LENGTH({full}) <= {LONGEST} AND {full} NOT REGEXP '[^!-~]' AND LOWER({full}) = {full} \
+         AND LEFT({full}, {}) <> '{HASHED}', {full}, CONCAT('{HASHED}', LEFT(SHA2({full}, 256), {})))) IS NOT NULL",
+        HASHED.len(),
+        LONGEST - HASHED.len()
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

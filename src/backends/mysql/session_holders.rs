@@ -6,13 +6,13 @@ use super::{
     Mysql,
     connection::{Connection, first_row},
     failure,
-    names::advisory,
+    names::{advisory, is_locked},
     readers::presence,
     statement::{Value, literal},
 };
 use crate::{
-    backends::sql::{Client, Server, SqlMode},
-    lock::{Key, Result, document::Document},
+    backends::sql::{Client, Fields, Server, SqlMode},
+    lock::{Key, Progress, Result, document::Document},
 };
 
 /// What the server tells of the sessions that have a lock.
@@ -78,4 +78,26 @@ pub(super) async fn holders(
         return Err(failure::unreadable());
     }
     Ok((server, MysqlHolders { alone, sharing }))
+}
+
+/// Returns the names with this start of the locks that sessions may have, in order: by their
+/// documents, or by the server's locks.
+pub(super) async fn held(
+    client: &Client<Mysql>,
+    session: &mut Connection,
+    start: &str,
+    progress: &Progress,
+) -> Result<Vec<String>> {
+    let held = "SELECT name FROM :table WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND mode <=> :mode \
+        AND (document LIKE '%\"s\":[%' OR :is_locked) ORDER BY name;";
+    let is_locked = is_locked(&client.options);
+    let values = [
+        ("start", Value::Bytes(start)),
+        ("is_locked", Value::Sql(&is_locked)),
+    ];
+    let answers = session
+        .ask_long(&client.tables.fill(held, &values), progress)
+        .await?;
+    let rows = answers.iter().flat_map(|answer| &answer.rows);
+    rows.map(|row| Fields::of(row).text()).collect()
 }

@@ -17,7 +17,7 @@ use super::{
     failure,
     names::{Tables, advisory, advisory_name},
     readers::own_presence,
-    session_holders::{MysqlHolders, holders},
+    session_holders::{MysqlHolders, held, holders},
     session_lock::{MysqlLock, MysqlSessionPart},
     table::MysqlLockTable,
 };
@@ -30,7 +30,7 @@ use crate::{
         },
     },
     lock::{
-        Capabilities, Effect, Error, Key, Kind, Mode, Request, Result, Ttl,
+        Capabilities, Effect, Error, Key, Kind, Mode, Progress, Request, Result, Ttl,
         document::{Document, HolderEntry},
     },
 };
@@ -155,6 +155,15 @@ impl SessionDatabase for Mysql {
         document: &Document,
     ) -> Result<(Server, MysqlHolders)> {
         holders(client, table.session, key, document).await
+    }
+
+    async fn held(
+        client: &Client<Self>,
+        table: &mut Self::Table<'_>,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<String>> {
+        held(client, table.session, start, progress).await
     }
 
     async fn end_holder(

@@ -399,16 +399,6 @@ impl LockTable for MysqlLockTable<'_> {
         Ok(!rows(&answers, first)?.is_empty())
     }
 
-    async fn held(&mut self, start: &str, progress: &Progress) -> Result<Vec<String>> {
-        let held = "SELECT name FROM :table WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND mode <=> :mode \
-            AND document LIKE '%\"s\":[%' ORDER BY name;";
-        let held = self.tables.fill(held, &[("start", Value::Bytes(start))]);
-        rows(&self.session.ask_long(&held, progress).await?, 0)?
-            .iter()
-            .map(|row| Fields::of(row).text())
-            .collect()
-    }
-
     async fn known(
         &mut self,
         start: &str,

@@ -194,13 +194,14 @@ fn encoding(session: &PostgresSession) -> Finding {
 async fn replication(session: &mut PostgresSession) -> Result<Finding> {
     const ID: &str = "replication";
     let sql = "SELECT count(*), count(sync_state), count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')),
-                      current_setting('synchronous_standby_names'), current_setting('synchronous_commit') FROM pg_stat_replication";
+                      current_setting('synchronous_standby_names'), current_setting('synchronous_commit'), quote_ident(current_user) FROM pg_stat_replication";
     let row = session.query_one(sql, &[]).await?;
     let mut fields = Fields::of(&row);
-    let (count, told, waited_for, names, commit) = (
+    let (count, told, waited_for, names, commit, user) = (
         fields.int()?,
         fields.int()?,
         fields.int()?,
+        fields.text()?,
         fields.text()?,
         fields.text()?,
     );
@@ -237,7 +238,7 @@ async fn replication(session: &mut PostgresSession) -> Result<Finding> {
             "whether a grant waits for a standby",
             "the server doesn't tell this user",
         )
-        .fix("GRANT pg_read_all_stats to the user of dlock doctor"),
+        .fix(format!("GRANT pg_read_all_stats TO {user}")),
         (_, false) if !names.is_empty() => none(
             format!(": synchronous_commit is {commit}"),
             "ALTER ROLE … SET synchronous_commit = on",

@@ -2,7 +2,7 @@
 //!
 //! Read only. What the server tells this user nothing of (another user's session) stays unknown.
 
-use super::{Postgres, names::Tables, options::AdvisoryKey, session_lock::no_row};
+use super::{Postgres, options::AdvisoryKey, session_lock::no_row};
 use crate::{
     backends::{
         cas::Outside,
@@ -11,28 +11,48 @@ use crate::{
     lock::{Mode, Result},
 };
 
+/// The space of an advisory lock `l`, and its key.
+const SPACE_AND_KEY: &str = "l.objsubid, (l.classid::bigint << 32) | l.objid::bigint";
+
+/// Returns the space and the key of the advisory lock of the lock with this name, as SQL.
+fn advisory_key(client: &Client<Postgres>, name: &str) -> (u8, String) {
+    match client.options.advisory_key {
+        None => (1, format!("hashtextextended({name}, 0)")),
+        Some(AdvisoryKey::One(key)) => (1, format!("'{key}'::bigint")),
+        Some(AdvisoryKey::Two(first, second)) => (
+            2,
+            format!(
+                "(({}::bigint << 32) | {})",
+                first.cast_unsigned(),
+                second.cast_unsigned()
+            ),
+        ),
+    }
+}
+
+/// Returns whether a session has the lock of the row `l` of the table, known to dlock or not, as
+/// SQL. The server's locks are read once, not for each row.
+pub(super) fn is_locked(client: &Client<Postgres>) -> String {
+    if client.mode() == SqlMode::Row {
+        return include_str!("sql/locked_rows.sql").into();
+    }
+    let (space, key) = advisory_key(client, "l.name");
+    format!(
+        "({space}, {key}) IN (SELECT {SPACE_AND_KEY} FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.granted
+           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+    )
+}
+
 /// Returns the statement for the server and the sessions that have a lock, which [`HolderSession::read`] reads;
 /// its only parameter is the lock's name.
 pub(super) fn holders_sql(client: &Client<Postgres>, name: &str) -> String {
-    let big = |key: &str| {
-        format!(
-            "l.objsubid = 1 AND l.classid = (({key} >> 32) & 4294967295)::oid AND l.objid = ({key} & 4294967295)::oid"
-        )
-    };
     let is_row = client.mode() == SqlMode::Row;
-    let row_lock = |tables: &Tables| format!("'{}'::bigint", tables.row_lock(name));
-    let is_key = match client.options.advisory_key {
-        None if is_row => big(&row_lock(&client.tables)),
-        None => big("hashtextextended($1, 0)"),
-        Some(AdvisoryKey::One(key)) => big(&format!("'{key}'::bigint")),
-        Some(AdvisoryKey::Two(first, second)) => {
-            format!(
-                "l.objsubid = 2 AND l.classid = {} AND l.objid = {}",
-                first.cast_unsigned(),
-                second.cast_unsigned()
-            )
-        }
+    let key = if is_row {
+        (1, format!("'{}'::bigint", client.tables.row_lock(name)))
+    } else {
+        advisory_key(client, "$1")
     };
+    let is_key = format!("({SPACE_AND_KEY}) = ({}, {})", key.0, key.1);
     let of_rows = if is_row {
         include_str!("sql/row_lock.sql")
     } else {

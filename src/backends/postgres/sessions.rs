@@ -9,7 +9,7 @@ use super::{
     Postgres, checks,
     connection::PostgresSession,
     names::Tables,
-    session_holders::{HolderSession, holders_sql},
+    session_holders::{HolderSession, holders_sql, is_locked},
     session_lock::{PostgresLock, PostgresSessionPart},
     sharing::advisory_name,
     statement::Value,
@@ -18,10 +18,10 @@ use super::{
 use crate::{
     backends::{
         cas::Outside,
-        sql::{self, Client, Holders, Server, SessionDatabase, SessionLocks, row::Write},
+        sql::{self, Client, Fields, Holders, Server, SessionDatabase, SessionLocks, row::Write},
     },
     lock::{
-        Capabilities, Error, Key, Kind, Mode, Request, Result, Ttl,
+        Capabilities, Error, Key, Kind, Mode, Progress, Request, Result, Ttl,
         document::{Document, HolderEntry},
     },
 };
@@ -137,6 +137,22 @@ impl SessionDatabase for Postgres {
         let sql = holders_sql(client, &name);
         let rows = table.session.query(&sql, &[Value::Text(&name)]).await?;
         HolderSession::read(&rows)
+    }
+
+    async fn held(
+        client: &Client<Self>,
+        table: &mut Self::Table<'_>,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<String>> {
+        let is_locked = is_locked(client);
+        let sql = format!(
+            "SELECT l.name FROM {{table}} AS l WHERE left(l.name, length($1)) = $1 AND l.mode IS NOT DISTINCT FROM {{mode}}
+             AND (NOT {{unheld}} OR {is_locked}) ORDER BY l.name COLLATE \"C\""
+        );
+        let (sql, start) = (table.tables.fill(&sql), [Value::Text(start)]);
+        let rows = table.session.query_long(&sql, &start, progress).await?;
+        rows.iter().map(|row| Fields::of(row).text()).collect()
     }
 
     async fn end_holder(

@@ -260,16 +260,6 @@ impl LockTable for PostgresLockTable<'_> {
         self.leave_with("", name, token).await
     }
 
-    async fn held(&mut self, start: &str, progress: &Progress) -> Result<Vec<String>> {
-        let sql = "SELECT l.name FROM {table} AS l WHERE left(l.name, length($1)) = $1 AND l.mode IS NOT DISTINCT FROM {mode}
-             AND NOT {unheld} ORDER BY l.name COLLATE \"C\"";
-        let rows = self
-            .session
-            .query_long(&self.tables.fill(sql), &[Value::Text(start)], progress)
-            .await?;
-        rows.iter().map(|row| Fields::of(row).text()).collect()
-    }
-
     async fn known(
         &mut self,
         start: &str,

@@ -59,17 +59,12 @@ impl ContenderInfo {
     /// the lease and the times.
     pub fn holder(info: Option<&Self>, record: Option<&HoldRecord>, mode: Mode) -> Holder {
         Holder {
-            mode,
             permit: record.and_then(|record| record.number),
             metadata: info.and_then(|info| info.metadata.clone()),
-            fence: None,
             foreign: info.is_none(),
             detached: info.is_some_and(|info| info.detached),
-            held_for: None,
-            renewed_ago: None,
-            expires_in: None,
-            holds: 1,
             broken: record.and_then(|record| record.mark.clone()),
+            ..Holder::unknown(mode)
         }
     }
 }
@@ -89,7 +84,7 @@ pub struct HoldRecord {
     /// `None` if the same step also made the contender: the number of that step is then the fence.
     #[serde(rename = "f", default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
-    /// When the lock was granted, by the holder's host clock.
+    /// When the lock was granted, or a waiter joined the queue, by its host's clock.
     #[serde(rename = "s", default, skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<u64>,
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
@@ -114,6 +109,14 @@ impl HoldRecord {
             metadata: None,
             mark: None,
             warned: 0,
+        }
+    }
+
+    /// Returns the record of a waiter for what `request` asks for.
+    pub fn of_waiter(request: &Request) -> Self {
+        Self {
+            since_ms: request.at_ms,
+            ..Self::waiting(request.mode)
         }
     }
 

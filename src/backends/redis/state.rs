@@ -266,6 +266,7 @@ impl LockSnapshot {
             held_for: ago("since"),
             renewed_ago: ago("renewed"),
             expires_in: self.expires_in(),
+            removal: None,
             holds: u32::try_from(live.count()).unwrap_or(u32::MAX).max(1),
             broken: of("mark")
                 .and_then(|mark| serde_json::from_str(mark).ok())
@@ -317,6 +318,7 @@ pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> 
         held_for: None,
         renewed_ago: None,
         expires_in,
+        removal: None,
         holds: 1,
         broken: None,
     }

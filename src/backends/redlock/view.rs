@@ -353,6 +353,7 @@ fn holder(parts: &[HolderOnNode<'_>], mode: Mode, majority: usize) -> Holder {
         held_for: each().filter_map(|part| part.ago("since")).max(),
         renewed_ago: each().filter_map(|part| part.ago("renewed")).min(),
         expires_in,
+        removal: None,
         holds: each()
             .map(|part| u32::try_from(part.holds()).unwrap_or(u32::MAX))
             .max()

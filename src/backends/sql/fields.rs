@@ -145,16 +145,7 @@ pub fn fence_int(fence: Fence) -> i64 {
 /// another program's.
 pub fn foreign_holder(mode: Mode) -> Holder {
     Holder {
-        permit: None,
-        mode,
-        metadata: None,
-        fence: None,
         foreign: true,
-        detached: false,
-        held_for: None,
-        renewed_ago: None,
-        expires_in: None,
-        holds: 1,
-        broken: None,
+        ..Holder::unknown(mode)
     }
 }

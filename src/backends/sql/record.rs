@@ -179,6 +179,7 @@ impl LockRow {
             held_for: Some(micros(self.now_us.saturating_sub(self.locked_at_us))),
             renewed_ago: None,
             expires_in: Some(micros(self.lock_until_us.saturating_sub(self.now_us))),
+            removal: None,
             holds: 1,
             broken: None,
         };

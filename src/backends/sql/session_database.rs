@@ -12,7 +12,7 @@ use super::{
 use crate::{
     backends::cas::Outside,
     lock::{
-        Key, Request, Result, Ttl,
+        Key, Progress, Request, Result, Ttl,
         document::{Document, HolderEntry},
     },
 };
@@ -104,6 +104,15 @@ pub(in crate::backends) trait SessionDatabase: SqlDatabase + Sized {
         key: &Key,
         document: &Document,
     ) -> Result<(Server, Self::Holders)>;
+
+    /// Returns the names with this start of the locks that sessions may have, in order: by their
+    /// documents, or by the server's locks.
+    async fn held(
+        client: &Client<Self>,
+        table: &mut Self::Table<'_>,
+        start: &str,
+        progress: &Progress,
+    ) -> Result<Vec<String>>;
 
     /// Ends the session that has the lock by this hold of another process, as the document writes
     /// it, if it still has the lock.

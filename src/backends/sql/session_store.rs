@@ -357,7 +357,7 @@ impl<D: SessionDatabase> Store for SessionStore<D> {
     ) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
         let start = self.client.names.starting_with(start);
         let names = self
-            .look(async |_, table| table.held(&start, progress).await)
+            .look(async |client, table| D::held(client, table, &start, progress).await)
             .await?;
         let mut found = Vec::new();
         for name in names {

@@ -40,9 +40,6 @@ pub(in crate::backends) trait LockTable {
     /// Removes a plain waiter. Returns whether there is a document that may have the waiter.
     async fn leave_queue(&mut self, name: &str, token: &Token) -> Result<bool>;
 
-    /// Returns the names with this start of the locks that sessions may have, in order.
-    async fn held(&mut self, start: &str, progress: &Progress) -> Result<Vec<String>>;
-
     /// Returns the names with this start, in order.
     async fn known(
         &mut self,

@@ -488,19 +488,7 @@ pub(super) fn is_plain(document: &Document) -> bool {
 
 /// A holder that only the lock file knows.
 pub(super) fn unknown_holder() -> Holder {
-    Holder {
-        permit: None,
-        mode: Mode::Exclusive,
-        metadata: None,
-        fence: None,
-        foreign: false,
-        detached: false,
-        held_for: None,
-        renewed_ago: None,
-        expires_in: None,
-        holds: 1,
-        broken: None,
-    }
+    Holder::unknown(Mode::Exclusive)
 }
 
 fn lost_slot() -> Error {

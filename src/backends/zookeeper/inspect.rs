@@ -16,9 +16,12 @@ use super::{
     wire::{NodeKind, Reply, Stat, WireReply, WireRequest},
 };
 use crate::{
-    backends::queue::{
-        self,
-        record::{ContenderInfo, HoldRecord},
+    backends::{
+        kit::one_line,
+        queue::{
+            self,
+            record::{ContenderInfo, HoldRecord},
+        },
     },
     lock::{Attempt, Busy, Fence, Holder, Request, Result, Waiter},
 };
@@ -161,7 +164,13 @@ async fn holder(
 ) -> ZkResult<Holder> {
     let mode = entry.contender.mode;
     let Some(info) = &entry.info else {
-        return Ok(ContenderInfo::holder(None, None, mode));
+        // A persistent node outlives every session.
+        let lasts = entry.stat.ephemeral_owner == 0;
+        let path = names.contender(&entry.contender.name);
+        return Ok(Holder {
+            removal: lasts.then(|| format!("delete '{}' in zkCli.sh", one_line(&path))),
+            ..ContenderInfo::holder(None, None, mode)
+        });
     };
     let guid = entry.contender.guid().unwrap_or_default();
     let (mark, start) = (names.mark(guid), holds_of(guid));

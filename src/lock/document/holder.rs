@@ -119,6 +119,7 @@ impl HolderEntry {
             held_for: ago(self.since),
             renewed_ago: ago(self.renewed).filter(|_| self.renewed >= self.since),
             expires_in: Some(Duration::from_millis(self.ends().saturating_sub(now))),
+            removal: None,
             holds: self.count(),
             broken: self.mark.clone(),
         }

@@ -23,6 +23,7 @@ fn any_metadata_gives_one_line_of_json() {
         held_for: Some(Duration::from_secs(60)),
         renewed_ago: None,
         expires_in: None,
+        removal: None,
         holds: 1,
         broken: None,
     };

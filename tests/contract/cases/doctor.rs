@@ -512,7 +512,7 @@ async fn commits_that_a_postgresql_failover_loses_are_reported(lab: &Lab) {
     };
     let database = server.database();
     options.sql.database = Some(database.clone());
-    let mut client = Client(dlock::backends::postgres::backend(options));
+    let mut client = Client(dlock::backends::postgres::backend(options.clone()));
     client.0.init().await.expect("init");
     let standbys = || {
         server.text(
@@ -547,6 +547,16 @@ async fn commits_that_a_postgresql_failover_loses_are_reported(lab: &Lab) {
         &format!("ALTER DATABASE {database} SET synchronous_commit = on"),
     );
     let on = examine(&mut client).await;
+    server.sql(
+        &database,
+        "CREATE ROLE \"Ana\" LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO \"Ana\"",
+    );
+    let mut theirs = lab.postgres_options("dlock");
+    theirs.sql = sql::SqlOptions {
+        user: Some("Ana".into()),
+        ..options.sql.clone()
+    };
+    let ana = examine(&mut Client(dlock::backends::postgres::backend(theirs))).await;
     standby.kill().expect("the standby runs");
     standby.wait().expect("its end");
     assert_found(
@@ -556,6 +566,8 @@ async fn commits_that_a_postgresql_failover_loses_are_reported(lab: &Lab) {
         "no grant waits for one: synchronous_commit is local",
     );
     assert_found(&on, "replication", Severity::Ok, "promote none but those");
+    let fix = worst(&ana, "replication").fix.as_deref();
+    assert_eq!(fix, Some(r#"GRANT pg_read_all_stats TO "Ana""#));
     support::must("the standby is gone", Duration::from_secs(10), || {
         standbys() == "0"
     });

@@ -194,10 +194,24 @@ async fn a_key_without_a_lease_is_an_error(lab: &Lab) {
                 .await
                 .expect_err("cron would skip every run silently");
         assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
+        let hint = error.hint.expect("a hint");
+        assert!(hint.contains(&format!("etcdctl del '{name}'")), "{hint}");
         a.leave_queue(&wanted).await;
     }
-    assert_eq!(keys(lab), [name]);
-    assert!(a.keys("").await.is_empty(), "the key is no hold");
+    assert_eq!(keys(lab), [&*name]);
+    // What keeps every run from the lock is held, for all commands.
+    let listed = a.0.list("", &Progress::default()).await.expect("list");
+    for state in [&a.inspect(&key("job")).await, &listed[0]] {
+        let [holder] = &*state.holders else {
+            panic!("{state:?}");
+        };
+        assert!(holder.foreign && holder.expires_in.is_none(), "{holder:?}");
+        assert_eq!(holder.removal, Some(format!("etcdctl del '{name}'")));
+    }
+    // In an empty namespace, it may be anything.
+    assert!(lab.client_in("").await.keys("").await.is_empty());
+    lab.etcd().ctl(&["del", &name]);
+    a.hold(&key("job")).await;
 }
 
 async fn keys_in_subfolders_block_no_lock(lab: &Lab) {

@@ -242,7 +242,27 @@ async fn other_clients_can_take_the_same_mysql_lock(lab: &Lab) {
         busy.holders[0].foreign && busy.holders[0].fence.is_none(),
         "{busy:?}"
     );
+    assert_eq!(a.keys("").await, ["JOB", "job"]);
     drop(keeps);
+    // Names of each form, known from runs that are over.
+    for job in ["Job", "a job", "jöb", "dlock#job", "'x", &"x".repeat(70)] {
+        let held = a.hold(&key(job)).await;
+        a.free(&held).await;
+        let full = format!("{database}.dlock/dlock:{job}");
+        let is_plain = full.len() <= 64
+            && full
+                .bytes()
+                .all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase());
+        let text = full.replace('\'', "''");
+        let name = if is_plain {
+            format!("'{text}'")
+        } else {
+            format!("CONCAT('dlock#', LEFT(SHA2('{text}', 256), 58))")
+        };
+        let _keeps = lab.mariadb().keep(&format!("SELECT GET_LOCK({name}, 0)"));
+        a.refused(&request(&key(job), LONG)).await;
+        assert_eq!(a.keys(job).await, [job]);
+    }
     let mut options = lab.mysql_options("dlock");
     options.raw_names = true;
     let mut b = Client(backend(options));
@@ -258,6 +278,9 @@ async fn other_clients_can_take_the_same_mysql_lock(lab: &Lab) {
         Some(crate::lab::runner("web1"))
     );
     b.free(&held).await;
+    let _keeps = lab.mariadb().keep(&format!("SELECT GET_LOCK('{name}', 0)"));
+    b.refused(&request(&key(&name), LONG)).await;
+    assert_eq!(b.keys("").await, [&*name]);
     assert_eq!(lab.mysql_options("dlock").sql.mode, SqlMode::Advisory);
 }
 

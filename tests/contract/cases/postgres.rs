@@ -35,6 +35,9 @@ pub fn all() -> Vec<Case> {
             a_wait_is_given_up_even_if_the_cancel_arrives_late,
         ],
     );
+    all.extend(
+        cases![|kind| kind == Kind::PostgresRow => a_row_that_another_program_locked_is_listed],
+    );
     all.extend(cases![|kind| kind == Kind::PostgresAdvisory => other_clients_can_take_the_same_advisory_lock]);
     all.extend(cases![Kind::is_postgres =>
         vanished_waiters_leave_no_blocked_session,
@@ -220,6 +223,10 @@ async fn other_clients_can_take_the_same_advisory_lock(lab: &Lab) {
         busy.holders[0].foreign && busy.holders[0].fence.is_none(),
         "{busy:?}"
     );
+    let over = a.hold(&key("over")).await;
+    a.free(&over).await;
+    // dlock can't know the names of other advisory locks, only of its own.
+    assert_eq!(a.keys("").await, ["job"]);
     drop(keeps);
     for (key_of, sql) in [
         (AdvisoryKey::One(-7), "-7"),
@@ -244,8 +251,28 @@ async fn other_clients_can_take_the_same_advisory_lock(lab: &Lab) {
             Some(crate::lab::runner("web1"))
         );
         b.free(&held).await;
+        assert!(b.keys("").await.is_empty());
+        let _keeps = lab
+            .postgres()
+            .keep(&format!("SELECT pg_advisory_lock({sql})"));
+        b.refused(&request(&key("job"), LONG)).await;
+        assert!(b.keys("").await.contains(&"job".to_owned()));
     }
     assert_eq!(lab.postgres_options("dlock").sql.mode, SqlMode::Advisory);
+}
+
+async fn a_row_that_another_program_locked_is_listed(lab: &Lab) {
+    let mut a = lab.client().await;
+    for job in ["job", "over"] {
+        let held = a.hold(&key(job)).await;
+        a.free(&held).await;
+    }
+    let _keeps = lab
+        .postgres()
+        .keep("BEGIN; SELECT 1 FROM dlock_rows WHERE name = 'dlock:job' FOR UPDATE");
+    let busy = a.refused(&request(&key("job"), LONG)).await;
+    assert!(busy.holders[0].foreign, "{busy:?}");
+    assert_eq!(a.keys("").await, ["job"]);
 }
 
 /// A server whose clock follows a file, and how to reach it.

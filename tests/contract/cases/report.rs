@@ -49,6 +49,7 @@ async fn a_held_lock_is_reported_completely(lab: &Lab) {
         let held = Request {
             detached,
             metadata: Some(runner("web3")),
+            at_ms: Some(dlock::lease::wall_ms()),
             ..request(&job, LONG)
         };
         let grant = a.take(&held).await;
@@ -65,19 +66,13 @@ async fn a_held_lock_is_reported_completely(lab: &Lab) {
             assert_eq!(holder.holds, 1);
             let renewed = holder.renewed_ago.expect("known");
             assert!(renewed < stretched(Duration::from_secs(2)), "{renewed:?}");
-            assert_eq!(
-                holder.held_for.is_some(),
-                lab.kind.has_clock(),
-                "an unknown value is reported as unknown"
+            let held_for = holder.held_for.expect("known");
+            assert!(
+                held_for >= Duration::from_millis(300)
+                    && held_for < stretched(Duration::from_secs(3)),
+                "{held_for:?}"
             );
-            if let Some(held_for) = holder.held_for {
-                assert!(
-                    held_for >= Duration::from_millis(300)
-                        && held_for < stretched(Duration::from_secs(3)),
-                    "{held_for:?}"
-                );
-                assert!(renewed < held_for, "{renewed:?} of {held_for:?}");
-            }
+            assert!(renewed < held_for, "{renewed:?} of {held_for:?}");
             let left = holder.expires_in.expect("known");
             assert!(
                 left <= LONG + Duration::from_millis(5)
@@ -138,6 +133,7 @@ async fn waiters_are_reported_in_order(lab: &Lab) {
         let metadata = (position != 2).then(|| runner(host));
         let request = Request {
             metadata,
+            at_ms: Some(dlock::lease::wall_ms()),
             ..waiting(&job, LONG)
         };
         let busy = client.refused(&request).await;
@@ -156,20 +152,10 @@ async fn waiters_are_reported_in_order(lab: &Lab) {
         .map(|w| w.metadata.as_ref().and_then(|m| m.host.as_deref()))
         .collect();
     assert_eq!(hosts, [Some("web1"), None, Some("web3")]);
-    if lab.kind.has_clock() {
-        for waiter in &state.waiters {
-            assert!(waiter.waiting_for.expect("known") < stretched(Duration::from_secs(5)));
-        }
-        assert!(state.waiters[0].waiting_for > state.waiters[2].waiting_for);
-    } else {
-        assert!(
-            state
-                .waiters
-                .iter()
-                .all(|waiter| waiter.waiting_for.is_none()),
-            "an unknown value is reported as unknown"
-        );
+    for waiter in &state.waiters {
+        assert!(waiter.waiting_for.expect("known") < stretched(Duration::from_secs(5)));
     }
+    assert!(state.waiters[0].waiting_for > state.waiters[2].waiting_for);
     let (mut first, request) = queue.remove(0);
     first.leave_queue(&request).await;
     let hosts: Vec<_> = a

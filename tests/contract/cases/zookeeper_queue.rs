@@ -25,6 +25,7 @@ pub fn all() -> Vec<Case> {
     let mut all = cases![Kind::is_zookeeper =>
         our_lock_has_the_form_curator_expects,
         contenders_of_other_libraries_are_waited_for,
+        a_persistent_node_of_another_program_lasts_until_it_is_deleted,
         a_node_that_belongs_to_no_lock_is_an_error,
         a_removed_directory_is_created_again,
         a_node_deleted_from_outside_causes_a_drain_delay,
@@ -200,6 +201,29 @@ async fn contenders_of_other_libraries_are_waited_for(lab: &Lab) {
             Duration::ZERO,
             "{job}: other libraries leave no marks"
         );
+    }
+}
+
+async fn a_persistent_node_of_another_program_lasts_until_it_is_deleted(lab: &Lab) {
+    let admin = lab.admin().await;
+    for (job, mode) in [
+        ("lasting", CreateMode::PersistentSequential),
+        ("session", CreateMode::EphemeralSequential),
+    ] {
+        let node = mkdir(lab, &admin, &format!("dlock/{job}")).await + "/lock-";
+        let (_, number) = admin
+            .create(&node, b"10.0.0.7", &mode.with_acls(ANY))
+            .await
+            .expect("a node");
+        let mut a = lab.client().await;
+        let busy = a.refused(&request(&key(job), LONG)).await;
+        for holder in [&busy.holders[0], &a.inspect(&key(job)).await.holders[0]] {
+            assert!(holder.foreign && holder.expires_in.is_none(), "{holder:?}");
+            assert_eq!(
+                holder.removal,
+                (job == "lasting").then(|| format!("delete '{node}{number}' in zkCli.sh"))
+            );
+        }
     }
 }
 

@@ -299,11 +299,6 @@ impl Kind {
         self.can().fair
     }
 
-    /// Whether the store can tell how long ago an event was.
-    pub fn has_clock(self) -> bool {
-        !self.is_etcd()
-    }
-
     /// Whether a waiter has a position that no other client can pass: not even a newcomer to a free
     /// lock. A dead waiter keeps its position until its lease ends.
     pub fn keeps_positions(self) -> bool {
