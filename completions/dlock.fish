@@ -24,7 +24,7 @@ function __fish_dlock_using_subcommand
     contains -- $cmd[1] $argv
 end
 
-complete -c dlock -n "__fish_dlock_needs_command" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_needs_command" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_needs_command" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_needs_command" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_needs_command" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -91,7 +91,7 @@ cgroup\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l log -d 'Lines for syslog; auto: only if stderr is no terminal [auto]' -r -f -a "auto\t''
 off\t''
 json\t''"
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -124,7 +124,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wa
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l permits -d 'Be one of at most N holders (= --limit)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l conflict-exit-code -d 'The exit status when the lock is busy [75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l describe -d 'A note that inspect and list show' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -149,7 +149,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Pr
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l ttl -d 'The lease from now on [the TTL that it was taken with]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -168,7 +168,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'P
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
-complete -c dlock -n "__fish_dlock_using_subcommand verify" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -189,7 +189,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -d 'The
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l fence -d 'Break only this hold; the last 4 digits are enough' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l reason -d 'The reason, for the history and the holder' -r
-complete -c dlock -n "__fish_dlock_using_subcommand release" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -203,7 +203,7 @@ always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l force -d 'Break the lock, as dlock break does'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do not ask'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l now -d 'Take the lock at once, from a dead holder'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l now -d 'Free the lock at once, if its holder is dead'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'No notices'
@@ -216,7 +216,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand hold" -s E -l conflict-exit-
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l describe -d 'A note that inspect and list show' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l while-pid -d 'Hold it for as long as this process lives' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l ttl -d 'The TTL of the lease; dlock renews it [60s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -240,7 +240,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand hold" -s q -l quiet -d 'No n
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
-complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -258,7 +258,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s q -l quiet -d 'N
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
-complete -c dlock -n "__fish_dlock_using_subcommand names" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand names" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -284,7 +284,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand list" -l held-longer-than -d
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l user -d 'Only runs of this user' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l since -d 'Only runs that started within D' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l watch -d 'Again every D [2s]; as JSON off a terminal' -r
-complete -c dlock -n "__fish_dlock_using_subcommand list" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -307,7 +307,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -s k -l key -d 'The
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s n -l last -d 'Show so many runs at most [20; all with --json]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l user -d 'Only runs of this user' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l since -d 'Only runs that started within D' -r
-complete -c dlock -n "__fish_dlock_using_subcommand history" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -327,7 +327,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'N
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand report" -l to -d 'Replace this file in one step, instead of printing the page' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand report" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand report" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand report" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand report" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand report" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -347,7 +347,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand report" -s h -l help -d 'Pri
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l fence -d 'Break only this hold; the last 4 digits are enough' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l reason -d 'The reason, for the history and the holder' -r
-complete -c dlock -n "__fish_dlock_using_subcommand break" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -360,7 +360,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand break" -l color -d 'Colours 
 always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s y -l yes -d 'Do not ask'
-complete -c dlock -n "__fish_dlock_using_subcommand break" -l now -d 'Take the lock at once, from a dead holder'
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l now -d 'Free the lock at once, if its holder is dead'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s q -l quiet -d 'No notices'
@@ -396,7 +396,7 @@ cgroup\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l log -d 'Lines for syslog; auto: only if stderr is no terminal [auto]' -r -f -a "auto\t''
 off\t''
 json\t''"
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -425,7 +425,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand explain" -s v -l verbose -d 
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l reason -d 'Why, for the history' -r
-complete -c dlock -n "__fish_dlock_using_subcommand forget" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -447,7 +447,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l ttl -d 'The TTL t
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l print-grants -d 'Only print the least rights of this role' -r -f -a "run\t''
 view\t''
 break\t''"
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -464,7 +464,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l json -d 'Print on
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s h -l help -d 'Print help; --help: all options'
-complete -c dlock -n "__fish_dlock_using_subcommand init" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand init" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -483,7 +483,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand init" -s q -l quiet -d 'No n
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l older-than -d 'Remove records that were last used longer ago than D' -r
-complete -c dlock -n "__fish_dlock_using_subcommand gc" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -500,7 +500,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand gc" -l json -d 'Print one JS
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -s h -l help -d 'Print help; --help: all options'
-complete -c dlock -n "__fish_dlock_using_subcommand completions" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
@@ -517,7 +517,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand completions" -l json -d 'Pri
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s h -l help -d 'Print help; --help: all options'
-complete -c dlock -n "__fish_dlock_using_subcommand man" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand man" -s b -l backend -d 'The store: a URL, or its name in the configuration' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l backend-timeout -d 'How long the store may take to answer [5s]' -r

@@ -141,7 +141,7 @@ pub enum Command {
 #[allow(clippy::struct_excessive_bools)] // flags
 #[command(next_help_heading = "All commands")]
 pub struct Globals {
-    /// The store: a URL, or a name of the config file
+    /// The store: a URL, or its name in the configuration
     #[arg(short, long, global = true, value_name = "URL|NAME")]
     pub backend: Option<String>,
     /// The configuration file

@@ -81,8 +81,8 @@ pub fn reshape(
         .or_else(|| hint(error, commands))
         .unwrap_or_else(|| match command {
             _ if no_command => "dlock --help lists the commands".into(),
-            Some(command) => format!("dlock {command} --help tells what it takes"),
-            None => "dlock --help tells what it takes".into(),
+            Some(command) => format!("dlock {command} --help shows what it takes"),
+            None => "dlock --help shows what it takes".into(),
         });
     ClapReply::Mistake(Error::new(Kind::Usage, message).hint(hint))
 }

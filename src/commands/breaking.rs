@@ -25,7 +25,7 @@ pub struct BreakArgs {
     /// Do not ask
     #[arg(short, long)]
     pub yes: bool,
-    /// Take the lock at once, from a dead holder
+    /// Free the lock at once, if its holder is dead
     #[arg(long)]
     pub now: bool,
 }

@@ -165,7 +165,7 @@ pub async fn acquire_all<S>(
                 } else {
                     "it was lost"
                 };
-                let hint = format!("dlock history {} tells more", leases[at].key.escaped());
+                let hint = format!("dlock history {} shows more", leases[at].key.escaped());
                 let error = Error::new(
                     Kind::Unavailable,
                     format!("{what} while the other locks were being taken: all are released"),

@@ -115,7 +115,7 @@ impl Skip<'_> {
 
     /// Returns the hint: what to do next.
     pub fn hint(&self) -> String {
-        let tells = format!("dlock inspect {} tells more", holders::shell(self.key));
+        let tells = format!("dlock inspect {} shows more", holders::shell(self.key));
         let denial = match self.cause {
             Cause::Denied(denial, _) => denial,
             Cause::Busy(busy) => {
@@ -132,7 +132,7 @@ impl Skip<'_> {
                 };
             }
         };
-        let history = format!("dlock history {} tells more", holders::shell(self.key));
+        let history = format!("dlock history {} shows more", holders::shell(self.key));
         let override_hint = if self.outcome == "not run" {
             "--anyway --reason TEXT runs it now; "
         } else {
@@ -203,7 +203,7 @@ mod tests {
             skip.text(),
             "demo is held by ana@lap, pid 4711, for 3s (sleep): not run"
         );
-        assert_eq!(skip.hint(), "-w 30s waits; dlock inspect demo tells more");
+        assert_eq!(skip.hint(), "-w 30s waits; dlock inspect demo shows more");
         let skip = Skip {
             waited: Duration::from_secs(30),
             ..skip
@@ -261,13 +261,13 @@ mod tests {
         );
         assert_eq!(
             skip.hint(),
-            "the holder asked for one of 5 permits, this run for one of 3; dlock inspect pool tells more"
+            "the holder asked for one of 5 permits, this run for one of 3; dlock inspect pool shows more"
         );
         let alike = Skip {
             mode: Mode::Permits(5),
             ..skip
         };
-        assert_eq!(alike.hint(), "-w 30s waits; dlock inspect pool tells more");
+        assert_eq!(alike.hint(), "-w 30s waits; dlock inspect pool shows more");
     }
 
     #[test]
@@ -301,7 +301,7 @@ mod tests {
         );
         assert_eq!(
             hint,
-            "free again in 2s; --anyway --reason TEXT runs it now; dlock history demo tells more"
+            "free again in 2s; --anyway --reason TEXT runs it now; dlock history demo shows more"
         );
         let (text, hint) = said(Rule::Once(RunState::Failed), "once per 1m");
         assert_eq!(
@@ -310,7 +310,7 @@ mod tests {
         );
         assert_eq!(
             hint,
-            "--retry-failed N runs it again; dlock history demo tells more"
+            "--retry-failed N runs it again; dlock history demo shows more"
         );
     }
 }

@@ -142,7 +142,7 @@ pub(super) fn of(status: Status) -> Trouble {
         _ if says("no leader") => Trouble::Elsewhere(
             unavailable("the server has no leader: most members of its cluster are down or cut off")
                 .origin(Origin::WrongServer)
-                .hint("etcdctl endpoint status --cluster tells more"),
+                .hint("etcdctl endpoint status --cluster shows more"),
         ),
         Code::Unimplemented => Trouble::Refused(
             Error::new(Kind::Config, "the server doesn't know a request that dlock needs").hint("dlock needs etcd 3.4 at least"),

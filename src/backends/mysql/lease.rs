@@ -164,6 +164,8 @@ impl Store for MysqlLeaseStore {
 
     async fn grant(&mut self, request: &Request) -> Result<Option<Fence>> {
         self.granted = None;
+        let session = self.client.session.iter_mut();
+        session.for_each(|session| session.noted = Noted::default());
         if self.documented.has(&request.token) {
             return Ok(None);
         }

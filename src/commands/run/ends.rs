@@ -109,7 +109,7 @@ pub(super) async fn warn_of_long_hold(
             age(held)
         );
         let key = output::shell(key);
-        out.warn_with_hint(&text, &format!("dlock inspect {key} tells more, dlock break {key} stops it, --warn-held 0 is silent"));
+        out.warn_with_hint(&text, &format!("dlock inspect {key} shows more, dlock break {key} stops it, --warn-held 0 is silent"));
         Syslog::default().warn_of(settings.log, out, &text);
     }
 }
