@@ -198,7 +198,7 @@ pub(super) async fn settings(session: &mut PostgresSession) -> Result<Vec<Findin
     } else if of("synchronous_commit") == "off" {
         let risk = "a crash of the server can lose locks that were granted last";
         Finding::warn("durability", "synchronous_commit is off", risk)
-            .fix("ALTER ROLE … SET synchronous_commit = on")
+            .fix("ALTER ROLE CURRENT_USER SET synchronous_commit = on")
     } else {
         Finding::ok(
             "durability",
@@ -217,7 +217,7 @@ pub(super) async fn settings(session: &mut PostgresSession) -> Result<Vec<Findin
             "default_transaction_isolation is not read committed",
             risk,
         )
-        .fix("ALTER ROLE … SET default_transaction_isolation = 'read committed'")
+        .fix("ALTER ROLE CURRENT_USER SET default_transaction_isolation = 'read committed'")
     } else {
         Finding::ok(
             "isolation",
@@ -234,7 +234,7 @@ pub(super) async fn settings(session: &mut PostgresSession) -> Result<Vec<Findin
             "default_transaction_read_only is on",
             "locks can't be taken",
         )
-        .fix("ALTER ROLE … SET default_transaction_read_only = off")
+        .fix("ALTER ROLE CURRENT_USER SET default_transaction_read_only = off")
     } else {
         Finding::ok("role", "the server is a primary, and takes changes")
     });

@@ -241,7 +241,7 @@ async fn replication(session: &mut PostgresSession) -> Result<Finding> {
         .fix(format!("GRANT pg_read_all_stats TO {user}")),
         (_, false) if !names.is_empty() => none(
             format!(": synchronous_commit is {commit}"),
-            "ALTER ROLE … SET synchronous_commit = on",
+            "ALTER ROLE CURRENT_USER SET synchronous_commit = on",
         ),
         _ => none(
             String::new(),

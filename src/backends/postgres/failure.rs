@@ -90,7 +90,7 @@ fn by_state(error: &dyn DatabaseError) -> Error {
             Kind::Config,
             "the user's search_path names no schema that exists",
         )
-        .hint("name the schema in the URL: ?table=SCHEMA.TABLE; or ALTER ROLE … SET search_path"),
+        .hint("name the schema in the URL: ?table=SCHEMA.TABLE; or ALTER ROLE CURRENT_USER SET search_path"),
         "42P01" | "42703" | "3F000" => Error::new(
             Kind::Config,
             format!(
